@@ -1,0 +1,268 @@
+//! The devices of a `Swap`: what a specification says, opened.
+//!
+//! The words are those of `pageout run --swap`. Everything is opened on the engine's thread, into the engine's own
+//! file table: what the program closes does not reach it.
+
+use super::{Bytes, Error};
+use crate::device::header::{Header, HeaderError};
+use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
+use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
+use crate::swap::Lessor;
+use crate::sync::{Lock, LockClass};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use std::boxed::Box;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::string::{String, ToString};
+use std::vec::Vec;
+use std::{env, format, fs};
+
+/// Room is given out in pieces of this size; a device has at least one.
+const TRUNK_BYTES: u64 = TRUNK_SLOTS * SLOT_BYTES;
+/// What files that are ours leave free on their file system.
+const RESERVE_BYTES: u64 = 1 << 30;
+const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
+
+/// A specification, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Spec {
+    text: String,
+    place: Place,
+    size: Option<Bytes>,
+    priority: Option<i32>,
+    discard: bool,
+    rotational: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// Memory of no process.
+    Memory,
+    /// A file without a name.
+    Unlinked,
+    Path(PathBuf),
+}
+
+impl Spec {
+    /// A file without a name in `$TMPDIR`, else in the working directory.
+    pub(super) fn unlinked() -> Self {
+        Self {
+            text: "(unlinked file)".into(),
+            place: Place::Unlinked,
+            size: None,
+            priority: None,
+            discard: true,
+            rotational: false,
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, Error> {
+        let wrong = |why: String| Error::Spec { spec: text.into(), why };
+        let mut parts = text.split(',');
+        let place = match parts.next() {
+            None | Some("") => return Err(wrong(TAKES.into())),
+            Some("mem") => Place::Memory,
+            Some(path) => Place::Path(path.into()),
+        };
+        let discard = place == Place::Memory;
+        let mut spec = Self { text: text.into(), place, discard, ..Self::unlinked() };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("size", value)) => match value.parse() {
+                    Ok(size) => spec.size = Some(size),
+                    Err(_) => return Err(wrong(format!("size={value}: takes a size like 8G"))),
+                },
+                Some(("pri", value)) => match value.parse() {
+                    Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),
+                    _ => return Err(wrong(format!("pri={value}: takes a number from -1 to 32767"))),
+                },
+                None if part == "discard" => spec.discard = true,
+                None if part == "rotational" => spec.rotational = true,
+                _ => return Err(wrong(format!("{part}: {TAKES}"))),
+            }
+        }
+        Ok(spec)
+    }
+
+    /// Opens what the specification names; `index` is its place in the row of devices.
+    pub(super) fn open(&self, index: usize) -> Result<Opened, Error> {
+        let (device, first) = match &self.place {
+            Place::Memory => {
+                let size = self.size.unwrap_or_else(available_memory);
+                (FileDevice::create_memory(size.0).map_err(|error| self.refused(error))?, 0)
+            }
+            Place::Unlinked => (self.create_unlinked()?, 0),
+            Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
+            Place::Path(path) => (self.create(path)?, 0),
+        };
+        let size = device.size().map_err(|errno| self.refused(errno.into()))?;
+        let size = self.size.map_or(size, |asked| asked.0.min(size));
+        if size < TRUNK_BYTES {
+            let (size, least) = (Bytes(size), Bytes(TRUNK_BYTES));
+            return Err(self.wrong(format!("has room for {size}; give at least {least}")));
+        }
+        let config = DeviceConfig {
+            // Like the kernel: devices without a priority come after those with one, in their order.
+            priority: self.priority.unwrap_or(-2 - index as i32),
+            rotational: self.rotational,
+            discard: self.discard,
+            slots: 0,
+            first,
+        };
+        Ok(Opened { config, device: Box::new(device), trunks: (size / TRUNK_BYTES) as u32 })
+    }
+
+    fn create_unlinked(&self) -> Result<FileDevice, Error> {
+        let directory = match env::var_os("TMPDIR").filter(|directory| !directory.is_empty()) {
+            Some(directory) => PathBuf::from(directory),
+            None => PathBuf::from("."),
+        };
+        let name = directory.display().to_string();
+        let wrong = |why: String| Error::Device { name: name.clone(), why };
+        let size = self.room_in(&directory, true)?;
+        FileDevice::create_unlinked(&c_path(&directory), size, FileOptions::default())
+            .map_err(|error| wrong(error.to_string()))
+    }
+
+    /// A file that was not there goes again at once: only we have it.
+    fn create(&self, path: &Path) -> Result<FileDevice, Error> {
+        let directory = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let size = self.room_in(directory, false)?;
+        let device = FileDevice::create(&c_path(path), size, FileOptions::default())
+            .map_err(|error| self.refused(error))?;
+        fs::remove_file(path).map_err(|error| self.wrong(format!("cannot be unlinked: {error}")))?;
+        Ok(device)
+    }
+
+    /// A user's file or disk, and its first usable slot. It is empty or carries the signature of swap; else
+    /// it holds data that are not ours to destroy.
+    fn open_existing(&self, path: &Path) -> Result<(FileDevice, u64), Error> {
+        let device =
+            FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
+        let size = device.size().map_err(|errno| self.refused(errno.into()))?;
+        let first = match Header::read(&device, size) {
+            Ok(_) => 1,
+            Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
+            Err(_) if device.kind() != Kind::Block && is_hole(&device) => 0,
+            Err(error) => {
+                return Err(self.wrong(format!("{error}; run mkswap if its data may go, or name a new file")))
+            }
+        };
+        if size == 0 {
+            let size = self.room_in(path, false)?;
+            device.set_size(size).map_err(|errno| self.refused(errno.into()))?;
+        }
+        Ok((device, first))
+    }
+
+    /// How large a file of ours may be on the file system of `path`.
+    fn room_in(&self, path: &Path, unasked: bool) -> Result<u64, Error> {
+        let shown = path.display().to_string();
+        let wrong = |why: String| Error::Device { name: shown.clone(), why };
+        let system = FileSystem::of_path(&c_path(path))
+            .map_err(|errno| wrong(format!("{}; name another place", OpenError::from(errno))))?;
+        if unasked && system.in_memory {
+            let why = format!("is {}, so memory too; name a file on a disk, or mem", system.name);
+            return Err(wrong(why));
+        }
+        match self.size {
+            Some(Bytes(size)) if size > system.free => {
+                let (size, free) = (Bytes(size), Bytes(system.free));
+                Err(wrong(format!("size={size}, but only {free} are free; free some, or give less")))
+            }
+            Some(Bytes(size)) => Ok(size),
+            None => Ok(system.free - RESERVE_BYTES.min(system.free / 2)),
+        }
+    }
+
+    fn wrong(&self, why: String) -> Error {
+        Error::Device { name: self.text.clone(), why }
+    }
+
+    fn refused(&self, error: OpenError) -> Error {
+        self.wrong(error.to_string())
+    }
+}
+
+/// A device that is open.
+pub(super) struct Opened {
+    pub(super) config: DeviceConfig,
+    pub(super) device: Box<dyn Device>,
+    pub(super) trunks: u32,
+}
+
+/// Nobody shares our devices: trunks are given in order until the end.
+pub(super) struct Trunks {
+    devices: Lock<Vec<Room>>,
+}
+
+struct Room {
+    next: u32,
+    end: u32,
+    returned: Vec<u32>,
+}
+
+static TRUNK_LOCKS: LockClass = LockClass::new();
+
+impl Trunks {
+    pub(super) fn of(devices: &[Opened]) -> Self {
+        let room = |device: &Opened| Room { next: 0, end: device.trunks, returned: Vec::new() };
+        Self { devices: Lock::new(devices.iter().map(room).collect(), &TRUNK_LOCKS) }
+    }
+}
+
+impl Lessor for Trunks {
+    fn lease(&self, device: usize) -> Option<u32> {
+        let room = &mut self.devices.lock()[device];
+        room.returned.pop().or_else(|| {
+            let trunk = (room.next < room.end).then_some(room.next)?;
+            room.next += 1;
+            Some(trunk)
+        })
+    }
+
+    fn give_back(&self, device: usize, trunk: u32) {
+        self.devices.lock()[device].returned.push(trunk);
+    }
+}
+
+/// Nothing was ever written to the file.
+fn is_hole(device: &FileDevice) -> bool {
+    rustix::fs::seek(device, SeekFrom::Data(0)) == Err(Errno::NXIO)
+}
+
+/// A path that was text has no zero byte, or is not found.
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_encoded_bytes()).unwrap_or_default()
+}
+
+/// What the machine could give without harm, by the kernel's guess.
+fn available_memory() -> Bytes {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Bytes(kib.unwrap_or(TRUNK_BYTES >> 10) << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specifications() {
+        let spec = Spec::parse("/swap/a,size=1.5G,pri=5,discard,rotational").unwrap();
+        assert_eq!(spec.place, Place::Path("/swap/a".into()));
+        assert_eq!((spec.size, spec.priority), (Some(Bytes(3 << 29)), Some(5)));
+        assert!(spec.discard && spec.rotational);
+        assert_eq!(Spec::parse("mem").unwrap().place, Place::Memory);
+        for text in ["", "mem,size=x", "mem,pri=40000", "mem,fast", ",size=1G"] {
+            assert!(matches!(Spec::parse(text), Err(Error::Spec { .. })), "{text}");
+        }
+    }
+}

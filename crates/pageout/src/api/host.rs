@@ -1,0 +1,355 @@
+//! The engine's threads in the program: what the agent's keeper is to `pageout run`.
+//!
+//! | thread | does |
+//! |---|---|
+//! | `pageout` | opens everything, takes up regions, corrects the budget, ends it all |
+//! | `pageout-serve`, several | read events, answer faults; all but one sleep unless faults wait for each other |
+//! | `pageout-evict` | lets pages leave ahead of need |
+//!
+//! They have a file table of their own, so that nothing the program closes is theirs: the first thread leaves
+//! the program's table before it opens anything, and the others are its children. So the engine's descriptors
+//! are used on these threads only, and the engine is dropped here. All signals are blocked in them. A panic in
+//! one ends the process: regions would hang or read as zeros.
+//!
+//! They use the program's allocator, which is why memory of a region must never be behind it.
+
+use super::devices::{Opened, Spec, Trunks};
+use super::managed::Managed;
+use super::memory::Mapping;
+use super::{Bytes, Error};
+use crate::engine::{Config, Engine, Swapin};
+use crate::fault::Server;
+use crate::frame::{Frames, CHUNK};
+use crate::kernel::{Kernel, Linux};
+use crate::reclaim::Round;
+use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::stats::Stats;
+use crate::swap::swapout::Outgoing;
+use crate::swap::Place;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use rustix::io::Errno;
+use rustix::thread::futex;
+use std::boxed::Box;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::Arc;
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+use std::vec::Vec;
+
+/// The longest pause between two looks at what is resident, when nothing happens.
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
+/// A look takes at most this share of the time.
+const LOOK_SHARE: u32 = 50;
+/// Servers of faults.
+const SERVERS: usize = 4;
+/// Looks after which units that could not leave are tried again.
+const UNPARK_LOOKS: u64 = 200;
+/// Clusters that one look discards at most.
+const DISCARDS: usize = 16;
+
+/// What to build an engine of.
+pub(super) struct Plan {
+    pub(super) memory: Bytes,
+    pub(super) devices: Vec<Spec>,
+    pub(super) swapin: Swapin,
+    pub(super) max_order: u8,
+    pub(super) stats: Arc<Stats>,
+}
+
+/// What the program asks of the first thread.
+pub(super) enum Request {
+    /// Take up a mapping.
+    Adopt { start: usize, end: usize, answer: SyncSender<Result<(), Errno>> },
+    /// Memory came or went: look now.
+    Look,
+    /// No region is left.
+    Stop,
+}
+
+/// The engine, for who keeps its threads alive: valid from start until `Request::Stop` is sent.
+#[derive(Clone, Copy)]
+pub(super) struct Handle(*const Engine<Managed>);
+
+// SAFETY: Engine is Sync.
+unsafe impl Send for Handle {}
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// # Safety
+    /// `Request::Stop` is sent only after the last use of what is returned.
+    pub(super) unsafe fn engine(&self) -> &Engine<Managed> {
+        // SAFETY: by contract.
+        unsafe { &*self.0 }
+    }
+}
+
+/// Starts the first thread. It answers once with the engine, or with why there is none.
+pub(super) fn start(
+    plan: Plan,
+    requests: Receiver<Request>,
+    ready: Sender<Result<Handle, Error>>,
+) -> io::Result<thread::JoinHandle<()>> {
+    let mask = block_signals();
+    let thread = Builder::new().name("pageout".into()).spawn(move || run(plan, &requests, &ready));
+    restore_signals(&mask);
+    thread
+}
+
+/// The life of the engine.
+fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, Error>>) {
+    let _last_word = EndOnPanic;
+    let host = match leave_file_table().map_err(Error::Thread).and_then(|()| Host::new(&plan)) {
+        Ok(host) => host,
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    thread::scope(|scope| {
+        let mut spawned =
+            Builder::new().name("pageout-evict".into()).spawn_scoped(scope, || host.evict()).map(|_| ());
+        for _ in 0..SERVERS {
+            let server = Builder::new().name("pageout-serve".into());
+            spawned = spawned.and_then(|()| server.spawn_scoped(scope, || host.serve()).map(|_| ()));
+        }
+        let serving = spawned.is_ok();
+        match spawned {
+            Ok(()) => {
+                let _ = ready.send(Ok(Handle(&host.engine)));
+                host.follow(requests);
+            }
+            Err(error) => {
+                let _ = ready.send(Err(Error::Thread(error)));
+            }
+        }
+        host.stop(serving);
+    });
+    // The engine goes first, and its registration with it: unmapping raises no event then.
+    drop(host);
+    drop(plan);
+}
+
+const GO_ON: u32 = 0;
+/// The servers read events for a little longer.
+const STOPPING: u32 = 1;
+const STOPPED: u32 = 2;
+
+struct Host {
+    engine: Engine<Managed>,
+    state: AtomicU32,
+    /// The evictor sleeps.
+    dozing: AtomicBool,
+    /// Discarding it raises an event, which wakes the server.
+    bell: usize,
+    /// Dropped after the engine.
+    _memory: [Mapping; 4],
+}
+
+impl Host {
+    fn new(plan: &Plan) -> Result<Self, Error> {
+        let limit_pages = plan.memory.pages() as usize;
+        let mut linux = Linux::open().map_err(Error::Kernel)?;
+        let devices = plan.devices.iter().enumerate().map(|(index, spec)| spec.open(index));
+        let devices: Vec<Opened> = devices.collect::<Result<_, _>>()?;
+
+        let frames = (limit_pages / 8).clamp(1024, 16384);
+        let huge = (limit_pages / 8 / BLOCK_PAGES).clamp(4, 32);
+        let map = |len: usize| {
+            Mapping::new(len).map_err(|errno| Error::Memory {
+                what: "the engine",
+                len: Bytes(len as u64),
+                errno,
+            })
+        };
+        let zeros = map(CHUNK * PAGE)?;
+        let small = map(frames * PAGE)?;
+        let large = map(huge * BLOCK)?;
+        let probe = map(2 * PAGE)?;
+        // SAFETY: our own page.
+        unsafe { (probe.start() as *mut u8).write_volatile(1) };
+        for mapping in [&small, &large, &probe] {
+            linux.register(mapping.start(), mapping.len()).map_err(|errno| Error::Memory {
+                what: "the engine (registering)",
+                len: Bytes(mapping.len() as u64),
+                errno,
+            })?;
+        }
+        linux.set_probe(probe.start());
+
+        let high = (limit_pages / 32).clamp(256, 4096);
+        let config = Config {
+            pins: None,
+            limit_pages: limit_pages as i64,
+            max_order: plan.max_order,
+            swapin: plan.swapin,
+            huge: plan.max_order >= 9 && huge_pages_allowed(),
+            zeros: zeros.start(),
+            low_pages: high / 2,
+            high_pages: high,
+        };
+        let trunks = Box::new(Trunks::of(&devices));
+        let cpus = thread::available_parallelism().map_or(1, |n| n.get());
+        let place =
+            Place::new(cpus, devices.into_iter().map(|opened| (opened.config, opened.device)), trunks);
+        let staging = [small.start()..small.end(), large.start()..large.end()];
+        let kernel = Managed::new(linux, staging);
+        let frames = Frames::new(small.start(), frames / CHUNK, large.start(), huge);
+        // SAFETY: `run` holds the plan, and so the counters, until the engine is gone.
+        let stats: &'static Stats = unsafe { &*Arc::as_ptr(&plan.stats) };
+        Stats::set(&stats.limit_bytes, plan.memory.0);
+        Stats::set(&stats.active, 1);
+        let engine = Engine::new(kernel, config, frames, place, stats);
+        engine.measure();
+        Ok(Self {
+            engine,
+            state: AtomicU32::new(GO_ON),
+            dozing: AtomicBool::new(false),
+            bell: probe.start() + PAGE,
+            _memory: [zeros, small, large, probe],
+        })
+    }
+
+    fn serve(&self) {
+        let _last_word = EndOnPanic;
+        let mut server = Box::new(Server::new());
+        loop {
+            let timeout_ns = match self.state.load(Ordering::Acquire) {
+                GO_ON => 250_000_000,
+                STOPPING => 1_000_000,
+                _ => return,
+            };
+            server.serve(&self.engine, timeout_ns);
+            if self.dozing.load(Ordering::Relaxed) && self.engine.pressed() {
+                self.engine.kick();
+            }
+        }
+    }
+
+    fn evict(&self) {
+        let _last_word = EndOnPanic;
+        let engine = &self.engine;
+        let mut out = Box::new(Outgoing::new());
+        loop {
+            let wanted = engine.wanted.load(Ordering::Acquire);
+            if self.state.load(Ordering::Acquire) != GO_ON {
+                return;
+            }
+            let nap = match engine.balance(&mut out) {
+                Round::Worked => continue,
+                Round::Idle => 1_000_000_000,
+                Round::Stuck => 10_000_000,
+            };
+            let timeout = futex::Timespec { tv_sec: nap / 1_000_000_000, tv_nsec: nap % 1_000_000_000 };
+            self.dozing.store(true, Ordering::Relaxed);
+            let _ = futex::wait(&engine.wanted, futex::Flags::PRIVATE, wanted, Some(&timeout));
+            self.dozing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The first thread's work: the program's requests, and a look now and then, the less often the less happens.
+    fn follow(&self, requests: &Receiver<Request>) {
+        let mut pause = SHORTEST_PAUSE;
+        let mut last = 0;
+        for look in 1u64.. {
+            match requests.recv_timeout(pause) {
+                Ok(Request::Adopt { start, end, answer }) => {
+                    let _ = answer.send(self.engine.adopt(start, end));
+                    continue;
+                }
+                Ok(Request::Look) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let started = Instant::now();
+            self.look();
+            if look % UNPARK_LOOKS == 0 {
+                self.engine.policy.lock().unpark();
+            }
+            let faults = self.engine.stats.pgfault.load(Ordering::Relaxed);
+            pause = if faults == last { pause * 2 } else { SHORTEST_PAUSE };
+            pause = pause.max(started.elapsed() * LOOK_SHARE).min(LONGEST_PAUSE);
+            last = faults;
+        }
+    }
+
+    fn look(&self) {
+        let engine = &self.engine;
+        engine.space.spares.refill();
+        engine.policy.lock().reserve();
+        engine.kernel.set_resident(engine.space.resident());
+        engine.measure();
+        if engine.pressed() {
+            engine.kick();
+        }
+        for _ in 0..DISCARDS {
+            if !engine.place.discard() {
+                break;
+            }
+        }
+    }
+
+    /// Ends the others. The bell comes back when a server has read its event, so some server must be there
+    /// (`serving`) until it is told that no more is rung.
+    fn stop(&self, serving: bool) {
+        self.state.store(STOPPING, Ordering::Release);
+        self.engine.kick();
+        for _ in 0..if serving { SERVERS } else { 0 } {
+            // SAFETY: our own page, which holds nothing.
+            let _ =
+                unsafe { rustix::mm::madvise(self.bell as *mut _, PAGE, rustix::mm::Advice::LinuxDontNeed) };
+        }
+        self.state.store(STOPPED, Ordering::Release);
+    }
+}
+
+/// A thread of the engine that is gone leaves faults unanswered: then the whole program ends.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::eprintln!("pageout: the engine cannot go on; the program is ended");
+            std::process::abort();
+        }
+    }
+}
+
+/// Gives the calling thread, and the threads it starts, a file table of their own. Of the program's
+/// descriptors only standard error stays in it, for a last word.
+fn leave_file_table() -> io::Result<()> {
+    // SAFETY: no pointers; nothing on this thread uses the program's descriptors.
+    unsafe {
+        if libc::unshare(libc::CLONE_FILES) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let null = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        core::mem::forget(null);
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+    }
+    Ok(())
+}
+
+/// Blocks every signal for the calling thread; returns the mask before.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are valid for the calls.
+    unsafe {
+        let (mut all, mut before) = (core::mem::zeroed(), core::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    }
+}
+
+fn restore_signals(mask: &libc::sigset_t) {
+    // SAFETY: a mask that the call above gave.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, core::ptr::null_mut()) };
+}
+
+/// The administrator's word: under `never` no huge page is made.
+fn huge_pages_allowed() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|text| !text.contains("[never]"))
+}

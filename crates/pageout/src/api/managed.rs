@@ -1,0 +1,153 @@
+//! The kernel as an engine of this API sees it: Linux, but for the count of resident memory.
+//!
+//! `pageout run` limits a whole program, so its engine asks the kernel for the resident memory of the address
+//! space. Here only regions are limited: what counts is their resident pages, which the page words tell,
+//! and the frames that are filled. Frames are filled and emptied by this trait alone, so a counter beside the
+//! calls is exact and costs no system call.
+
+use crate::kernel::{Event, Found, Kernel, Linux, Partial};
+use crate::space::PAGE;
+use crate::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
+use core::ops::Range;
+use rustix::io::Errno;
+
+const RUNS: usize = 64;
+
+/// Linux with an account of managed memory.
+pub(super) struct Managed {
+    linux: Linux,
+    /// Where frames are: small ones, huge ones.
+    staging: [Range<usize>; 2],
+    /// Frames that have memory, in pages.
+    filled: AtomicIsize,
+    /// Resident pages of regions at the last look.
+    resident: AtomicUsize,
+}
+
+impl Managed {
+    pub(super) fn new(linux: Linux, staging: [Range<usize>; 2]) -> Self {
+        Self { linux, staging, filled: AtomicIsize::new(0), resident: AtomicUsize::new(0) }
+    }
+
+    /// Takes the result of a walk over the page words.
+    pub(super) fn set_resident(&self, pages: usize) {
+        self.resident.store(pages, Relaxed);
+    }
+
+    fn is_staging(&self, at: usize) -> bool {
+        self.staging.iter().any(|range| range.contains(&at))
+    }
+
+    /// `pages` came to be at `at`.
+    fn came(&self, at: usize, pages: usize) {
+        if self.is_staging(at) {
+            self.filled.fetch_add(pages as isize, Relaxed);
+        }
+    }
+
+    fn went(&self, at: usize, pages: usize) {
+        if self.is_staging(at) {
+            self.filled.fetch_sub(pages as isize, Relaxed);
+        }
+    }
+}
+
+/// Pages that a call has done.
+fn done(result: &Result<(), Partial>, len: usize) -> usize {
+    result.as_ref().map_or_else(|partial| partial.done, |()| len) / PAGE
+}
+
+impl Kernel for Managed {
+    fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.linux.register(start, len)
+    }
+
+    fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        let result = self.linux.move_pages(to, from, len, wake);
+        let pages = done(&result, len);
+        self.came(to, pages);
+        self.went(from, pages);
+        result
+    }
+
+    fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        let result = self.linux.copy(to, from, len, wake);
+        self.came(to, done(&result, len));
+        result
+    }
+
+    fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        self.linux.zero(at, len, wake)
+    }
+
+    fn poison(&self, at: usize, len: usize) -> Result<(), Partial> {
+        self.linux.poison(at, len)
+    }
+
+    fn wake(&self, at: usize, len: usize) {
+        self.linux.wake(at, len);
+    }
+
+    fn call_here(&self, thread: u32) -> Option<crate::kernel::Place> {
+        self.linux.call_here(thread)
+    }
+
+    fn let_go(&self, thread: u32, place: crate::kernel::Place) {
+        self.linux.let_go(thread, place);
+    }
+
+    fn event_pending(&self) -> bool {
+        self.linux.event_pending()
+    }
+
+    fn wait_event(&self, timeout_ns: u64) -> bool {
+        self.linux.wait_event(timeout_ns)
+    }
+
+    fn read_events(&self, out: &mut [Event]) -> usize {
+        self.linux.read_events(out)
+    }
+
+    fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize) {
+        self.linux.scan(start, end, out)
+    }
+
+    fn populate_write(&self, at: usize, len: usize) -> Result<(), Errno> {
+        self.linux.populate_write(at, len)
+    }
+
+    fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
+        // A huge frame of which a part was moved away is not whole.
+        let (mut pages, mut from) = (0, at);
+        let mut found = [Found { start: 0, end: 0, huge: false }; RUNS];
+        while from < at + len {
+            let (n, walked) = self.linux.scan(from, at + len, &mut found);
+            pages += found[..n].iter().map(|run| (run.end - run.start) / PAGE).sum::<usize>();
+            if walked <= from {
+                break;
+            }
+            from = walked;
+        }
+        self.linux.drop_frames(at, len)?;
+        self.went(at, pages);
+        Ok(())
+    }
+
+    fn make_huge(&self, at: usize) -> Result<(), Errno> {
+        self.linux.make_huge(at)?;
+        self.came(at, crate::space::BLOCK_PAGES);
+        Ok(())
+    }
+
+    fn resident_pages(&self) -> usize {
+        self.resident.load(Relaxed) + self.filled.load(Relaxed).max(0) as usize
+    }
+
+    fn now(&self) -> u64 {
+        self.linux.now()
+    }
+
+    fn cpu(&self) -> usize {
+        self.linux.cpu()
+    }
+}

@@ -1,0 +1,45 @@
+//! The Rust API: memory of one's own program that is larger than what it may take.
+//!
+//! ```no_run
+//! use pageout::{Bytes, Swap};
+//!
+//! let swap = Swap::builder().memory(Bytes::gib(1)).device("/var/tmp/swap,size=8G").build()?;
+//! let mut region = swap.map(4 << 30)?;
+//! for (n, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
+//!     *word = n as u64;
+//! }
+//! # Ok::<(), pageout::Error>(())
+//! ```
+//!
+//! A [`Swap`] is a limit with devices and an engine; a [`Region`] is memory that it manages. Only regions are: heap,
+//! stacks and everything else of the program are as always. What a program does not want to
+//! change for, `pageout run` does from outside.
+//!
+//! | file | owns |
+//! |---|---|
+//! | swap | `Swap`, its builder, the end of the engine |
+//! | region | `Region`: views, advice, pins |
+//! | host | the engine's threads in the program |
+//! | managed | the kernel with an account of managed memory |
+//! | devices | what a specification names |
+//! | memory | mappings |
+//!
+//! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
+//! `/dev/userfaultfd`, or more rights. After a `fork` regions are the parent's alone. The engine opens all it needs when
+//! it is built, in a file table of its own: a program may close descriptors, drop privileges and lower its
+//! limits afterwards. A seccomp filter on all threads is on the engine's too.
+
+mod bytes;
+mod devices;
+mod error;
+mod host;
+mod managed;
+mod memory;
+mod region;
+mod swap;
+
+pub use crate::engine::Swapin;
+pub use bytes::{Bytes, NotASize};
+pub use error::Error;
+pub use region::{Advice, Pinned, Plain, Region, RegionStats};
+pub use swap::{Builder, Swap, LEAST_MEMORY};

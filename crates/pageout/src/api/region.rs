@@ -1,0 +1,287 @@
+//! `Region`: managed memory of the program, its views, and what can be asked for parts of it.
+
+use super::error::MOST_BYTES;
+use super::memory::Mapping;
+use super::swap::Inner;
+use super::{Bytes, Error};
+use crate::page::Tag;
+use crate::space::{page_start, BLOCK, PAGE, UNIT};
+use core::fmt;
+use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
+use rustix::mm::{madvise, Advice as Madvise};
+use std::sync::Arc;
+
+/// Plain old data: what a region can be looked at as.
+///
+/// # Safety
+/// Any bytes, zeros among them, are a valid value; the type has no padding, holds no reference and has no
+/// interior mutability; it is aligned to at most 4096 bytes and is not zero-sized.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($name:ty)*) => {
+        $(
+            // SAFETY: a primitive number.
+            unsafe impl Plain for $name {}
+        )*
+    };
+}
+plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
+
+// SAFETY: as its elements, without padding between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// What is expected of a part of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Advice {
+    /// It is used soon: what is out of it comes in before the call returns, at most half of the limit.
+    WillNeed,
+    /// It is not needed any more: it reads as zeros from here on, and takes neither memory nor room on a device.
+    DontNeed,
+    /// It is not used soon: it leaves when its turn comes, however often it was used.
+    Cold,
+}
+
+/// Where the bytes of a region are, now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RegionStats {
+    /// Bytes in memory.
+    pub resident: usize,
+    /// Bytes on their way out, in the engine's frames.
+    pub leaving: usize,
+    /// Bytes on a device.
+    pub swapped: usize,
+    /// Bytes that cannot be brought back; touching them raises SIGBUS.
+    pub lost: usize,
+}
+
+/// Memory that an engine manages: zeros at first, no more of it resident than the limit of its [`Swap`](super::Swap).
+///
+/// Used like any memory, by any thread, also as a buffer of system calls. A touch of what is out waits until it is
+/// back. What a device cannot bring back raises SIGBUS where it is touched, never wrong data.
+///
+/// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
+/// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
+/// * **Direct I/O** works. `vmsplice`, `MSG_ZEROCOPY` and the like lend pages to the kernel without
+///   telling anybody: [`Region::pin`] the bytes as long as they are lent.
+///
+/// Dropping it unmaps it, and waits until the engine has taken note of that.
+pub struct Region {
+    area: Arc<Area>,
+    len: usize,
+}
+
+/// A registered mapping; the last of region and pins unmaps it.
+struct Area {
+    mapping: Option<Mapping>,
+    inner: Arc<Inner>,
+}
+
+impl Area {
+    fn mapping(&self) -> &Mapping {
+        self.mapping.as_ref().expect("mapped until dropped")
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        let mapping = self.mapping.take();
+        if self.inner.is_foreign() {
+            // A fork's child: the addresses may be somebody else's here.
+            core::mem::forget(mapping);
+            return;
+        }
+        drop(mapping);
+        self.inner.look();
+    }
+}
+
+impl Region {
+    pub(super) fn new(inner: Arc<Inner>, len: usize) -> Result<Self, Error> {
+        if len == 0 || len > MOST_BYTES {
+            return Err(Error::Length(len));
+        }
+        let mapping = Mapping::new(len).map_err(|errno| Error::Memory {
+            what: "a region",
+            len: Bytes(len as u64),
+            errno,
+        })?;
+        inner.adopt(&mapping)?;
+        Ok(Self { area: Arc::new(Area { mapping: Some(mapping), inner }), len })
+    }
+
+    /// The first byte; a multiple of 2 MiB. Good until the region is dropped.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+
+    /// The same, to write. Whoever writes through it while a slice is borrowed breaks Rust's rules.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.area.mapping().start() as *mut u8
+    }
+
+    /// Bytes asked for.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The region as whole `T`s.
+    pub fn as_slice<T: Plain>(&self) -> &[T] {
+        let n = elements::<T>(self.len);
+        // SAFETY: mapped and aligned, any bytes are a T; writers need the region mutably, or promise.
+        unsafe { core::slice::from_raw_parts(self.as_ptr().cast(), n) }
+    }
+
+    /// The region as whole `T`s, to change.
+    pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
+        let n = elements::<T>(self.len);
+        // SAFETY: as above, and nobody else has it.
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
+    }
+
+    /// Says what is expected of bytes `range`, rounded to whole pages: outwards for `WillNeed` and `Cold`,
+    /// inwards for `DontNeed`, which needs the region mutably for the reason that it changes it.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Forked`], [`Error::Memory`].
+    pub fn advise(&mut self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
+        let (start, end) = self.pages(&range)?;
+        match advice {
+            Advice::WillNeed => {
+                let most = self.area.inner.memory_bytes() / 2;
+                self.bring_in(start, end.min(start + page_start(most)))
+            }
+            Advice::DontNeed => {
+                let base = self.area.mapping().start();
+                let start = (base + range.start).next_multiple_of(PAGE);
+                // The last page of the region ends with it.
+                let end = if range.end == self.len { end } else { page_start(base + range.end) };
+                if start >= end {
+                    return Ok(());
+                }
+                // SAFETY: ours, and nobody else looks at it.
+                unsafe { madvise(start as *mut _, end - start, Madvise::LinuxDontNeed) }
+                    .map_err(|errno| self.refused("giving up pages", end - start, errno))
+            }
+            Advice::Cold => {
+                self.area.inner.engine().cool(start, end);
+                Ok(())
+            }
+        }
+    }
+
+    /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by
+    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need no pin.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Pin`], [`Error::Forked`], [`Error::Memory`].
+    pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
+        let (start, end) = self.pages(&range)?;
+        let inner = &self.area.inner;
+        let bytes = (end.next_multiple_of(UNIT) - (start & !(UNIT - 1))) as u64;
+        inner.reserve_pins(bytes)?;
+        inner.engine().hold(start, end);
+        let pinned = Pinned { area: self.area.clone(), start, end, range, bytes };
+        self.bring_in(start, end)?;
+        Ok(pinned)
+    }
+
+    /// Where the bytes are. Walks what is known of the region: microseconds per 100 MiB.
+    pub fn stats(&self) -> RegionStats {
+        let mut stats = RegionStats::default();
+        let (start, end) = (self.area.mapping().start(), self.area.mapping().end());
+        for (block_start, block) in self.area.inner.engine().space.blocks(start, end) {
+            let block = block.lock();
+            for index in 0..(end - block_start).min(BLOCK) / PAGE {
+                match block.word(index).tag() {
+                    Tag::None | Tag::Zero => {}
+                    Tag::Resident => stats.resident += PAGE,
+                    Tag::Cached => stats.leaving += PAGE,
+                    Tag::Swapped | Tag::Busy => stats.swapped += PAGE,
+                    Tag::Poisoned => stats.lost += PAGE,
+                }
+            }
+        }
+        stats
+    }
+
+    /// The pages of `range`, outwards, as addresses.
+    fn pages(&self, range: &Range<usize>) -> Result<(usize, usize), Error> {
+        if self.area.inner.is_foreign() {
+            return Err(Error::Forked);
+        }
+        let Range { start, end } = *range;
+        if start > end || end > self.len {
+            return Err(Error::Range { start, end, len: self.len });
+        }
+        let base = self.area.mapping().start();
+        Ok((page_start(base + start), (base + end).next_multiple_of(PAGE)))
+    }
+
+    /// Has every page of a range come in, as a touch by this thread would.
+    fn bring_in(&self, start: usize, end: usize) -> Result<(), Error> {
+        if start >= end {
+            return Ok(());
+        }
+        loop {
+            // SAFETY: reads our own pages.
+            match unsafe { madvise(start as *mut _, end - start, Madvise::LinuxPopulateRead) } {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                Err(errno) => return Err(self.refused("bringing pages in", end - start, errno)),
+            }
+        }
+    }
+
+    fn refused(&self, what: &'static str, len: usize, errno: rustix::io::Errno) -> Error {
+        Error::Memory { what, len: Bytes(len as u64), errno }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("start", &self.as_ptr()).field("len", &self.len).finish()
+    }
+}
+
+/// Whole `T`s in `len` bytes.
+fn elements<T: Plain>(len: usize) -> usize {
+    const { assert!(size_of::<T>() > 0 && align_of::<T>() <= PAGE) };
+    len / size_of::<T>()
+}
+
+/// Bytes of a region that stay in memory as long as this lives. The region stays mapped as long, too. Pins of the
+/// same bytes add up. Any thread may drop it.
+pub struct Pinned {
+    area: Arc<Area>,
+    start: usize,
+    end: usize,
+    range: Range<usize>,
+    bytes: u64,
+}
+
+impl Pinned {
+    /// The bytes of the region that were asked for.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let inner = &self.area.inner;
+        if !inner.is_foreign() {
+            inner.engine().release_hold(self.start, self.end);
+            inner.pinned.fetch_sub(self.bytes, Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("range", &self.range).finish_non_exhaustive()
+    }
+}

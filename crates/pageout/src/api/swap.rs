@@ -1,0 +1,228 @@
+//! `Swap`: a limit, its devices and its engine; the builder that makes it.
+
+use super::devices::Spec;
+use super::host::{self, Handle, Plan, Request};
+use super::managed::Managed;
+use super::memory::Mapping;
+use super::{Bytes, Error, Region};
+use crate::engine::{Engine, Swapin};
+use crate::stats::Stats;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use rustix::process::{getpid, Pid};
+use std::string::String;
+use std::sync::mpsc::{channel, sync_channel, Sender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::vec::Vec;
+
+/// The least limit: frames and watermarks fit in it several times.
+pub const LEAST_MEMORY: Bytes = Bytes::mib(16);
+
+/// Memory under one limit: regions are mapped from it.
+///
+/// Each `Swap` has an engine of its own, on a few threads that sleep when nothing happens; any number of them may be in a process. They run
+/// until the last region and the last clone of the `Swap` are gone. Cloning is cheap and names the same one.
+///
+/// Any thread may use it.
+#[derive(Clone)]
+pub struct Swap {
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Swap {
+    /// Starts saying what is wanted.
+    pub fn builder() -> Builder {
+        Builder { memory: Bytes(0), devices: Vec::new(), swapin: Swapin::Auto, max_order: 9 }
+    }
+
+    /// Maps `len` bytes of zeros, from 1 byte to 64 TiB; the address is a multiple of 2 MiB. Nothing is
+    /// resident until it is touched. Waits for the engine's first thread, for microseconds.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Memory`] and, in the child of a fork, [`Error::Forked`].
+    pub fn map(&self, len: usize) -> Result<Region, Error> {
+        Region::new(self.inner.clone(), len)
+    }
+
+    /// The counters: live, each by itself. The gauges among them (`resident_bytes`, `swapped_pages`) are as
+    /// of the engine's last look, at most 64 ms ago or a fiftieth of the time that a look takes.
+    pub fn stats(&self) -> &Stats {
+        &self.inner.stats
+    }
+
+    /// The limit in bytes.
+    pub fn memory(&self) -> Bytes {
+        self.inner.memory
+    }
+
+    /// Whether a page has found no room on any device. Then pages stay, and memory grows beyond the limit.
+    pub fn is_full(&self) -> bool {
+        self.inner.engine().place.is_full()
+    }
+}
+
+impl fmt::Debug for Swap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Swap").field("memory", &self.inner.memory).finish_non_exhaustive()
+    }
+}
+
+/// What a [`Swap`] is to be.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before build()"]
+pub struct Builder {
+    memory: Bytes,
+    devices: Vec<String>,
+    swapin: Swapin,
+    max_order: u8,
+}
+
+impl Builder {
+    /// The limit: resident memory that all regions together may have, the engine's frames included. At least
+    /// [`LEAST_MEMORY`]. What else the program has is not counted, nor what the engine knows of pages: 0.7 % of what
+    /// was touched, and some MiB. Faults may go beyond the limit by some MiB for some milliseconds.
+    pub fn memory(mut self, limit: Bytes) -> Self {
+        self.memory = limit;
+        self
+    }
+
+    /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory that does not
+    /// count. A file that is not there is made and unlinked at once; one that is there must be empty or
+    /// carry the signature of `mkswap`, and have mode 0600. Devices of higher priority are used first.
+    ///
+    /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.
+    pub fn device(mut self, spec: impl Into<String>) -> Self {
+        self.devices.push(spec.into());
+        self
+    }
+
+    /// Whether and when huge pages come back whole; `Auto` unless it is said.
+    pub fn swapin(mut self, swapin: Swapin) -> Self {
+        self.swapin = swapin;
+        self
+    }
+
+    /// The largest order (a power of two of pages) that a fault brings in, 0 to 9; more counts as 9.
+    pub fn max_order(mut self, order: u8) -> Self {
+        self.max_order = order.min(9);
+        self
+    }
+
+    /// Opens the devices and starts the engine.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::Spec`], [`Error::Device`], [`Error::Kernel`] (no userfaultfd with MOVE: Linux before 6.8, or
+    /// no access to `/dev/userfaultfd`), [`Error::Memory`] and [`Error::Thread`].
+    pub fn build(self) -> Result<Swap, Error> {
+        if self.memory < LEAST_MEMORY {
+            return Err(Error::Limit { asked: self.memory, least: LEAST_MEMORY });
+        }
+        let mut devices = self.devices.iter().map(|text| Spec::parse(text)).collect::<Result<Vec<_>, _>>()?;
+        if devices.is_empty() {
+            devices.push(Spec::unlinked());
+        }
+        // SAFETY: counters are plain atomic integers; zeros are valid.
+        let stats: Arc<Stats> = Arc::new(unsafe { core::mem::zeroed() });
+        let plan = Plan {
+            memory: self.memory,
+            devices,
+            swapin: self.swapin,
+            max_order: self.max_order,
+            stats: stats.clone(),
+        };
+        let (requests, inbox) = channel();
+        let (ready, answer) = channel();
+        let thread = host::start(plan, inbox, ready).map_err(Error::Thread)?;
+        match answer.recv().expect("the first thread answers once, or the process ends") {
+            Ok(handle) => Ok(Swap {
+                inner: Arc::new(Inner {
+                    handle,
+                    requests,
+                    thread: Some(thread),
+                    stats,
+                    memory: self.memory,
+                    pinned: AtomicU64::new(0),
+                    process: getpid(),
+                }),
+            }),
+            Err(error) => {
+                let _ = thread.join();
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What regions and handles share. The last of them to go ends the engine's threads.
+pub(super) struct Inner {
+    handle: Handle,
+    requests: Sender<Request>,
+    thread: Option<JoinHandle<()>>,
+    stats: Arc<Stats>,
+    memory: Bytes,
+    /// Bytes that are pinned.
+    pub(super) pinned: AtomicU64,
+    /// Whose threads they are: a fork's child has none.
+    process: Pid,
+}
+
+impl Inner {
+    /// For what needs no descriptor of the engine's: words, locks, counters.
+    pub(super) fn engine(&self) -> &Engine<Managed> {
+        // SAFETY: Stop is sent in `drop`, and nowhere else.
+        unsafe { self.handle.engine() }
+    }
+
+    /// Is this a fork's child?
+    pub(super) fn is_foreign(&self) -> bool {
+        getpid() != self.process
+    }
+
+    /// Has the engine manage a fresh mapping.
+    pub(super) fn adopt(&self, mapping: &Mapping) -> Result<(), Error> {
+        if self.is_foreign() {
+            return Err(Error::Forked);
+        }
+        let (answer, answered) = sync_channel(1);
+        let _ = self.requests.send(Request::Adopt { start: mapping.start(), end: mapping.end(), answer });
+        answered.recv().expect("the engine answers, or the process ends").map_err(|errno| Error::Memory {
+            what: "a region (registering)",
+            len: Bytes(mapping.len() as u64),
+            errno,
+        })
+    }
+
+    /// Memory went: there is room again.
+    pub(super) fn look(&self) {
+        let _ = self.requests.send(Request::Look);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory.0 as usize
+    }
+
+    /// Counts what is to be pinned, if it fits.
+    pub(super) fn reserve_pins(&self, bytes: u64) -> Result<(), Error> {
+        let most = self.memory.0 / 2;
+        self.pinned
+            .fetch_update(Relaxed, Relaxed, |pinned| {
+                pinned.checked_add(bytes).filter(|together| *together <= most)
+            })
+            .map(|_| ())
+            .map_err(|pinned| Error::Pin { asked: Bytes(bytes), pinned: Bytes(pinned), most: Bytes(most) })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.is_foreign() {
+            // The thread is in the parent.
+            core::mem::forget(thread);
+            return;
+        }
+        let _ = self.requests.send(Request::Stop);
+        let _ = thread.join();
+    }
+}

@@ -1,0 +1,281 @@
+//! A device on a descriptor: a regular file, a block device or memory behind a memfd.
+//!
+//! Owns the descriptor and the file's advisory lock. Reads are one `preadv`: a thread waits for its
+//! own bytes and for nobody's lock. Writes are planned by [`batch`](super::batch), neighbours as one I/O;
+//! with O_DIRECT several I/Os are in flight, by an io_uring that is made with the first batch that has
+//! several. One writer at a time has the ring; who finds it taken waits for nobody and writes by itself.
+
+use super::batch::{Plan, BATCH};
+use super::uring::{After, Uring};
+use super::{filesystem::FileSystem, open, raw, Device, Errno, Kind, OpenError, Run, PAGE};
+use crate::sync::{Lock, LockClass};
+use core::ffi::CStr;
+use core::fmt;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, StatxFlags};
+
+/// What may be done with a file; everything by default.
+#[derive(Clone, Copy, Debug)]
+pub struct FileOptions {
+    /// Ask for I/O past the page cache (O_DIRECT). [`FileDevice::access`] says what was got.
+    pub direct: bool,
+    /// When to have several writes in flight.
+    pub queue: Queue,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { direct: true, queue: Queue::WhenDirect }
+    }
+}
+
+/// When a batch has several writes in flight at the same time (io_uring, where it is allowed).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// With O_DIRECT, when the writes are small enough to gain by it (256 KiB on average, as measured in
+    /// `uring`). Writes into the page cache are copies, which gain nothing.
+    WhenDirect,
+    /// Whatever the file and the sizes are.
+    Always,
+    /// One after the other.
+    Never,
+}
+
+/// How bytes get to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// From the caller's memory to the medium and back (O_DIRECT).
+    Direct,
+    /// Through the kernel's page cache, which takes memory and copies.
+    Buffered,
+}
+
+/// A device on a file, a block device or a memfd.
+///
+/// Any thread may use it whose file table holds its descriptor: a number from the table of an engine
+/// thread is another file, or none, in the program's.
+pub struct FileDevice {
+    fd: OwnedFd,
+    kind: Kind,
+    access: Access,
+    queue: Queue,
+    ring: Lock<Ring>,
+}
+
+/// The average length, in bytes, up to which writes to a disk gain by having several in flight.
+const QUEUED_MAX: usize = 256 << 10;
+
+/// Acquisitions of the devices' io_urings; nobody ever waits for one.
+pub static RING_LOCKS: LockClass = LockClass::new();
+
+/// Whether the device has an io_uring.
+enum Ring {
+    /// Not asked for yet.
+    Wanted,
+    There(Uring),
+    /// Refused by the kernel, or not wanted.
+    None,
+}
+
+impl FileDevice {
+    /// Takes a descriptor, open for reading and writing, of a regular file, block device or memfd.
+    ///
+    /// Sets the descriptor's O_DIRECT if the options ask for it and the file system takes it. Rights are
+    /// not looked at: that was for whoever opened it.
+    pub fn from_fd(fd: OwnedFd, options: FileOptions) -> Result<Self, OpenError> {
+        let status = fs::fstat(&fd)?;
+        let kind = match FileType::from_raw_mode(status.st_mode) {
+            FileType::RegularFile => Kind::File,
+            FileType::BlockDevice => Kind::Block,
+            _ => return Err(OpenError::NotAFile),
+        };
+        // A block device's own file system is that of /dev: memory, which says nothing of the disk.
+        let in_memory = kind == Kind::File && FileSystem::of_file(&fd)?.in_memory;
+        let kind = if in_memory && status.st_nlink == 0 { Kind::Memory } else { kind };
+        let direct = options.direct && !in_memory && go_direct(fd.as_fd())?;
+        let access = if direct { Access::Direct } else { Access::Buffered };
+        let queue = match options.queue {
+            Queue::Always => true,
+            Queue::Never => false,
+            Queue::WhenDirect => direct,
+        };
+        let ring = if queue { Ring::Wanted } else { Ring::None };
+        Ok(Self { fd, kind, access, queue: options.queue, ring: Lock::new(ring, &RING_LOCKS) })
+    }
+
+    /// Opens a regular file or block device that exists.
+    ///
+    /// Refused are files that others may read, write, own or replace, and files that another device has.
+    pub fn open(path: &CStr, options: FileOptions) -> Result<Self, OpenError> {
+        Self::from_fd(open::existing(path)?, options)
+    }
+
+    /// Creates a file of `size` bytes, mode 0600, that did not exist (else `EXIST`). It takes up no room
+    /// until it is written.
+    pub fn create(path: &CStr, size: u64, options: FileOptions) -> Result<Self, OpenError> {
+        Self::from_fd(open::new(path, size)?, options)
+    }
+
+    /// Creates a file of `size` bytes in `directory` that nobody else can open and that goes with its
+    /// last descriptor. It takes up no room until it is written.
+    ///
+    /// [`FileSystem::of_path`] says beforehand whether there is room, and whether it is memory after all.
+    pub fn create_unlinked(directory: &CStr, size: u64, options: FileOptions) -> Result<Self, OpenError> {
+        Self::from_fd(open::unlinked(directory, size)?, options)
+    }
+
+    /// Creates `size` bytes of memory that belong to no process's address space. It takes up no room
+    /// until it is written, and the kernel may swap it.
+    pub fn create_memory(size: u64) -> Result<Self, OpenError> {
+        Self::from_fd(open::memory(size)?, FileOptions { direct: false, ..FileOptions::default() })
+    }
+
+    /// How bytes get to the file.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The size in bytes, now.
+    pub fn size(&self) -> Result<u64, Errno> {
+        // The descriptor's own position is used for nothing, and a block device's `stat` has no size.
+        fs::seek(&self.fd, SeekFrom::End(0))
+    }
+
+    /// Makes a file larger or smaller; what a smaller one held beyond its end is lost. `INVAL` for a
+    /// block device, `FBIG` beyond `RLIMIT_FSIZE` (with SIGXFSZ, if it is not blocked).
+    pub fn set_size(&self, size: u64) -> Result<(), Errno> {
+        fs::ftruncate(&self.fd, size)
+    }
+
+    /// The file system that the file lies on; for a block device, the one that its name lies on.
+    pub fn file_system(&self) -> Result<FileSystem, Errno> {
+        FileSystem::of_file(&self.fd)
+    }
+}
+
+impl FileDevice {
+    /// Writes the I/Os of a plan at the same time; false, with nothing done, if there is no ring for them
+    /// or nothing to gain.
+    ///
+    /// # Safety
+    /// The memory that the plan names is readable.
+    unsafe fn write_queued(&self, plan: &Plan, outcomes: &mut [Result<usize, Errno>]) -> bool {
+        let few = plan.ios().len() < 2;
+        let large = plan.len() / plan.ios().len().max(1) > QUEUED_MAX && self.queue != Queue::Always;
+        if few || large {
+            return false;
+        }
+        let Some(mut ring) = self.ring.try_lock() else { return false };
+        if matches!(*ring, Ring::Wanted) {
+            *ring = Uring::new().map_or(Ring::None, Ring::There);
+        }
+        match &mut *ring {
+            Ring::There(uring) if uring.is_ours() => {
+                // SAFETY: the caller's promise.
+                if unsafe { uring.write(self.fd.as_fd(), plan, outcomes) } == After::Broken {
+                    *ring = Ring::None;
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileDevice")
+            .field("fd", &self.fd)
+            .field("kind", &self.kind)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsFd for FileDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Device for FileDevice {
+    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { raw::read_all(self.fd.as_fd(), run.at, &[(run.address, run.len)]) }
+    }
+
+    unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { raw::read_all(self.fd.as_fd(), at, parts) }
+    }
+
+    unsafe fn write_batch(&self, runs: &[Run], results: &mut [Result<(), Errno>]) {
+        debug_assert_eq!(runs.len(), results.len());
+        for (runs, results) in runs.chunks(BATCH).zip(results.chunks_mut(BATCH)) {
+            let plan = Plan::new(runs);
+            let mut outcomes = [Err(Errno::AGAIN); BATCH];
+            let outcomes = &mut outcomes[..plan.ios().len()];
+            // SAFETY: the caller's promise.
+            if !unsafe { self.write_queued(&plan, outcomes) } {
+                for (io, outcome) in plan.ios().iter().zip(outcomes.iter_mut()) {
+                    // SAFETY: the caller's promise.
+                    *outcome = unsafe { raw::write_some(self.fd.as_fd(), io.at, plan.parts(io)) };
+                }
+            }
+            for (io, &outcome) in plan.ios().iter().zip(outcomes.iter()) {
+                // SAFETY: the caller's promise.
+                unsafe { plan.settle(self.fd.as_fd(), io, outcome, runs, results) };
+            }
+        }
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), Errno> {
+        if self.kind == Kind::Block {
+            return raw::discard_blocks(self.fd.as_fd(), at, len);
+        }
+        loop {
+            match fs::fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
+                Err(Errno::INTR) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        loop {
+            match fs::fdatasync(&self.fd) {
+                Err(Errno::INTR) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+/// Turns O_DIRECT on if it works for pages; says whether it does.
+fn go_direct(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    #[repr(align(4096))]
+    struct Page([u8; PAGE]);
+
+    let limits = fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    if limits.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        let fits = |align: u32| align != 0 && PAGE as u32 % align == 0;
+        if !fits(limits.stx_dio_mem_align) || !fits(limits.stx_dio_offset_align) {
+            return Ok(false);
+        }
+    }
+    let flags = fs::fcntl_getfl(fd)?;
+    if fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_err() {
+        return Ok(false);
+    }
+    // Some file systems take the flag and refuse the I/O. An empty file answers 0 either way.
+    let mut page = Page([0; PAGE]);
+    if rustix::io::pread(fd, &mut page.0, 0) == Err(Errno::INVAL) {
+        fs::fcntl_setfl(fd, flags)?;
+        return Ok(false);
+    }
+    Ok(true)
+}

@@ -1,0 +1,201 @@
+//! Opening and creating the files that devices live on: what is refused, and why.
+//!
+//! A swap file holds what was in memory: keys, passwords, mail. So nobody else may read it, put another
+//! file in its place, or find it after the program has gone.
+
+use super::Errno;
+use core::ffi::CStr;
+use core::fmt;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{self, AtFlags, FileType, MemfdFlags, Mode, OFlags};
+
+/// Why a file cannot be a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system call says so.
+    Refused(Errno),
+    /// A directory, a pipe, a terminal: neither regular file nor block device.
+    NotAFile,
+    /// Others than its owner may read or write it; the permission bits.
+    Mode(u32),
+    /// It belongs to somebody else; the user's number.
+    Owner(u32),
+    /// Others may replace files in its directory; the directory's permission bits.
+    Directory(u32),
+    /// Another pageout has it.
+    InUse,
+}
+
+impl fmt::Display for OpenError {
+    /// The reason and what to do, to stand behind the path in a message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Refused(Errno::NOENT) => write!(f, "no such file; create it or name another"),
+            Self::Refused(Errno::ACCESS | Errno::PERM) => {
+                write!(f, "permission denied; name a file that you may read and write")
+            }
+            Self::Refused(Errno::ISDIR) => write!(f, "is a directory; name a file in it"),
+            Self::Refused(Errno::LOOP) => write!(f, "is a symbolic link; name the file itself"),
+            Self::Refused(Errno::BUSY) => write!(f, "is mounted or in use; name another device"),
+            Self::Refused(Errno::TXTBSY) => write!(f, "is swapped to by the kernel; run swapoff first"),
+            Self::Refused(Errno::ROFS) => write!(f, "read-only file system; name a file on another"),
+            Self::Refused(Errno::NOSPC | Errno::DQUOT) => {
+                write!(f, "no space left; free some or name another place")
+            }
+            Self::Refused(Errno::NOTDIR) => write!(f, "is not a directory; name one"),
+            Self::Refused(Errno::EXIST) => write!(f, "exists; remove it or name another"),
+            Self::Refused(Errno::MFILE | Errno::NFILE) => {
+                write!(f, "too many open files; raise the limit (ulimit -n)")
+            }
+            Self::Refused(Errno::FBIG) => {
+                write!(f, "larger than the limit on file sizes; raise it (ulimit -f) or ask for less")
+            }
+            Self::Refused(errno) => write!(f, "{errno}"),
+            Self::NotAFile => {
+                write!(f, "neither a regular file nor a block device; name one of those")
+            }
+            Self::Mode(mode) => write!(f, "others may use it (mode {mode:04o}); run chmod 600"),
+            Self::Owner(uid) => write!(f, "belongs to user {uid}; name a file of your own"),
+            Self::Directory(mode) => write!(
+                f,
+                "others may write to its directory (mode {mode:04o}); name a file in a directory of your own"
+            ),
+            Self::InUse => write!(f, "in use by another pageout; name another file"),
+        }
+    }
+}
+
+impl core::error::Error for OpenError {}
+
+impl From<Errno> for OpenError {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
+    }
+}
+
+const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW).union(OFlags::NOCTTY);
+const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// Opens a regular file or block device that exists, if its rights keep others out.
+pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
+    let found = fs::statat(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    let kind = FileType::from_raw_mode(found.st_mode);
+    match kind {
+        FileType::RegularFile => directory_is_safe(path)?,
+        FileType::BlockDevice => {}
+        FileType::Directory => return Err(Errno::ISDIR.into()),
+        FileType::Symlink => return Err(Errno::LOOP.into()),
+        // Not opened even to look closer: opening a device can have effects.
+        _ => return Err(OpenError::NotAFile),
+    }
+    // On a block device O_EXCL without O_CREAT means: not while it is mounted.
+    let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
+    let fd = fs::openat(fs::CWD, path, FLAGS | exclusive, Mode::empty())?;
+    // What was opened counts, not what lay there before.
+    let opened = fs::fstat(&fd)?;
+    if FileType::from_raw_mode(opened.st_mode) != kind {
+        return Err(OpenError::NotAFile);
+    }
+    if kind == FileType::RegularFile {
+        if opened.st_mode & 0o077 != 0 {
+            return Err(OpenError::Mode(opened.st_mode & 0o7777));
+        }
+        if opened.st_uid != 0 && opened.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(OpenError::Owner(opened.st_uid));
+        }
+    }
+    take(&fd)?;
+    Ok(fd)
+}
+
+/// Creates a file of `size` bytes, mode 0600, that did not exist.
+pub(super) fn new(path: &CStr, size: u64) -> Result<OwnedFd, OpenError> {
+    directory_is_safe(path)?;
+    let fd = fs::openat(fs::CWD, path, FLAGS | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY)?;
+    let sized = take(&fd).and_then(|()| Ok(fs::ftruncate(&fd, size)?));
+    if let Err(error) = sized {
+        let _ = fs::unlinkat(fs::CWD, path, AtFlags::empty());
+        return Err(error);
+    }
+    Ok(fd)
+}
+
+/// Creates a file of `size` bytes in `directory` that never has a name, or loses it at once.
+pub(super) fn unlinked(directory: &CStr, size: u64) -> Result<OwnedFd, OpenError> {
+    let nameless = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE | OFlags::EXCL;
+    let fd = match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
+        // What file systems without O_TMPFILE answer (overlayfs, NFS, FUSE of old, vfat).
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory)?,
+        answer => answer?,
+    };
+    fs::ftruncate(&fd, size)?;
+    Ok(fd)
+}
+
+/// Creates `size` bytes of memory behind a descriptor.
+pub(super) fn memory(size: u64) -> Result<OwnedFd, OpenError> {
+    let fd = fs::memfd_create(c"pageout", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
+    fs::ftruncate(&fd, size)?;
+    Ok(fd)
+}
+
+fn named_then_unlinked(directory: &CStr) -> Result<OwnedFd, OpenError> {
+    const ATTEMPTS: usize = 16;
+    let directory =
+        fs::openat(fs::CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    for _ in 0..ATTEMPTS {
+        let name = random_name()?;
+        // The array ends with a zero byte and has no other.
+        let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::INVAL)?;
+        match fs::openat(&directory, name, FLAGS | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY) {
+            Ok(fd) => {
+                fs::unlinkat(&directory, name, AtFlags::empty())?;
+                return Ok(fd);
+            }
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Err(Errno::EXIST.into())
+}
+
+/// `.pageout-` and twelve random letters, with the zero byte that ends it.
+fn random_name() -> Result<[u8; 22], Errno> {
+    let mut name = *b".pageout-............\0";
+    rustix::rand::getrandom(&mut name[9..21], rustix::rand::GetRandomFlags::empty())?;
+    for byte in &mut name[9..21] {
+        *byte = b'a' + *byte % 26;
+    }
+    Ok(name)
+}
+
+/// Marks the file as taken for as long as the descriptor is open, by an advisory lock.
+fn take(fd: impl AsFd) -> Result<(), OpenError> {
+    match fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(OpenError::InUse),
+        // Network file systems without locks: no worse than without asking.
+        Err(_) => Ok(()),
+    }
+}
+
+/// Refuses a path whose last step others than the owner of its directory may redirect.
+fn directory_is_safe(path: &CStr) -> Result<(), OpenError> {
+    const PATH_MAX: usize = 4096;
+    let bytes = path.to_bytes();
+    let end = bytes.iter().rposition(|&byte| byte == b'/');
+    let mut parent = [0u8; PATH_MAX];
+    match end {
+        None => parent[0] = b'.',
+        Some(0) => parent[0] = b'/',
+        Some(end) if end < PATH_MAX => parent[..end].copy_from_slice(&bytes[..end]),
+        Some(_) => return Err(Errno::NAMETOOLONG.into()),
+    }
+    let parent = CStr::from_bytes_until_nul(&parent).map_err(|_| Errno::NAMETOOLONG)?;
+    let mode = fs::stat(parent)?.st_mode;
+    if mode & 0o022 != 0 {
+        return Err(OpenError::Directory(mode & 0o7777));
+    }
+    Ok(())
+}

@@ -1,0 +1,275 @@
+//! The engine of one process: what the two paths share.
+//!
+//! Lock order: events → block → everything else, all of which are leaves here (frames, policy, and those of
+//! `slot`). No I/O, no wait for another thread's progress, under any of them.
+
+use crate::fault::Pending;
+use crate::frame::Frames;
+use crate::kernel::{Event, Kernel};
+use crate::reclaim::policy::Policy;
+use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
+use crate::stats::Stats;
+use crate::swap::Place;
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::sync::{Lock, LockClass, RwLock};
+use rustix::io::Errno;
+
+/// Whether and when huge pages come back whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swapin {
+    /// As the faults suggest.
+    Auto,
+    /// Whenever the whole block is out.
+    Always,
+    /// As `Auto`; what was huge when it left counts as asked for.
+    Madvise,
+    /// By small pages only.
+    Never,
+}
+
+/// What an engine is told.
+#[derive(Clone, Copy)]
+pub struct Config {
+    /// Units that must stay.
+    pub pins: Option<&'static crate::space::pins::Pins>,
+    /// Resident pages that the address space may have.
+    pub limit_pages: i64,
+    /// The largest order that a fault brings in.
+    pub max_order: u8,
+    /// Huge pages.
+    pub swapin: Swapin,
+    /// Huge frames can be had (`transparent_hugepage/enabled` is not `never`).
+    pub huge: bool,
+    /// 64 KiB of mapped zeros of the engine's own.
+    pub zeros: usize,
+    /// Where to keep filled frames between: pages.
+    pub low_pages: usize,
+    /// See `low_pages`.
+    pub high_pages: usize,
+}
+
+/// The key of the checksums: random, so that no program can make two pages with the same sum.
+pub struct Key([u8; 192]);
+
+impl Key {
+    /// A key from the kernel's random numbers.
+    pub fn random() -> Self {
+        let mut key = [0u8; 192];
+        let mut filled = 0;
+        while filled < key.len() {
+            match rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty()) {
+                Ok(n) => filled += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => panic!("getrandom: {errno}"),
+            }
+        }
+        Self(key)
+    }
+
+    /// The sum of a frame's content; never 0.
+    ///
+    /// # Safety
+    /// `address` is a mapped page of the engine's own, which nobody writes now.
+    pub unsafe fn sum(&self, address: usize) -> u128 {
+        // SAFETY: by contract.
+        let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, PAGE) };
+        xxhash_rust::xxh3::xxh3_128_with_secret(bytes, &self.0) | 1
+    }
+}
+
+/// Streams of ascending faults that are told apart.
+const STREAMS: usize = 16;
+
+/// One process's engine.
+pub struct Engine<K: Kernel> {
+    /// The kernel.
+    pub kernel: K,
+    /// What it was told.
+    pub config: Config,
+    /// Where every page is.
+    pub space: Space,
+    /// Staging.
+    pub frames: Frames,
+    /// Devices and their slots.
+    pub place: Place,
+    /// Exclusive: reading and applying events, adoption. Shared: check a word and act on it.
+    pub events: RwLock<Regions>,
+    /// Who leaves next.
+    pub policy: Lock<Policy>,
+    /// Counters.
+    pub stats: &'static Stats,
+    /// Pages that may still be added before the limit; below 0, pages that must go.
+    pub budget: AtomicI64,
+    /// Evictors sleep on it (futex); bumped when there is work.
+    pub wanted: AtomicU32,
+    /// A fault could have used a huge frame and there was none.
+    pub(crate) huge_wanted: AtomicBool,
+    /// Faults that were read, for any server.
+    pub(crate) pending: Lock<Pending>,
+    /// Who reads events.
+    pub(crate) leader: Lock<()>,
+    /// How long a read from a device takes: moving average, in ns.
+    pub(crate) device_ns: AtomicU64,
+    /// The thread whose fault was answered last.
+    pub(crate) last_thread: AtomicU32,
+    pub(crate) evictions: AtomicU32,
+    pub(crate) key: Key,
+    /// Per stream: next expected page number and order.
+    pub(crate) streams: [AtomicU64; STREAMS],
+    /// Until when (ns) reclaim pauses because nothing can go.
+    pub(crate) stuck_until: AtomicU64,
+    /// Nothing leaves while it is set ([`Engine::stand_still`]).
+    pub(crate) still: AtomicBool,
+}
+
+static POLICY_LOCKS: LockClass = LockClass::new();
+
+impl<K: Kernel> Engine<K> {
+    /// An engine that manages nothing yet.
+    pub fn new(kernel: K, config: Config, frames: Frames, place: Place, stats: &'static Stats) -> Self {
+        let mut policy = Policy::default();
+        policy.reserve();
+        Self {
+            kernel,
+            config,
+            space: Space::new(),
+            frames,
+            place,
+            events: RwLock::new(Regions::default()),
+            policy: Lock::new(policy, &POLICY_LOCKS),
+            stats,
+            budget: AtomicI64::new(0),
+            wanted: AtomicU32::new(0),
+            huge_wanted: AtomicBool::new(false),
+            pending: Lock::new(Pending::new(), &POLICY_LOCKS),
+            leader: Lock::new((), &POLICY_LOCKS),
+            device_ns: AtomicU64::new(0),
+            last_thread: AtomicU32::new(0),
+            evictions: AtomicU32::new(1),
+            key: Key::random(),
+            streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
+            stuck_until: AtomicU64::new(0),
+            still: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes up a mapping: from here on its pages leave and come in. Parts that are managed already are left
+    /// alone. Not from a thread that holds any lock.
+    ///
+    /// # Errors
+    /// The kernel's refusal to register; nothing has changed then.
+    pub fn adopt(&self, start: usize, end: usize) -> Result<(), Errno> {
+        let mut regions = self.events.write();
+        // An event about an older mapping of the same addresses would take the new one for gone.
+        while self.kernel.event_pending() {
+            self.read_and_apply(&mut regions, |event| {
+                if let Event::Fault(fault) = event {
+                    self.again(fault);
+                }
+            });
+        }
+        self.kernel.register(start, end - start)?;
+        // What the program does from here on raises events. They are read after the words below are made, and
+        // before any page of them can be moved: so the region must be known and looked at first.
+        regions.insert(Region { start, end });
+        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
+        let mut at = start;
+        while at < end {
+            let (n, walked) = self.kernel.scan(at, end, &mut found);
+            for run in &found[..n] {
+                self.adopt_pages(run.start, run.end, run.huge);
+            }
+            if walked <= at {
+                break;
+            }
+            at = walked;
+        }
+        Stats::add(&self.stats.adoptions, 1);
+        Ok(())
+    }
+
+    fn adopt_pages(&self, start: usize, end: usize, huge: bool) {
+        let mut at = start;
+        while at < end {
+            let mut block = self.space.block_or_new(at).lock();
+            let block_start = at & !(BLOCK - 1);
+            let stop = end.min(block_start + BLOCK);
+            if huge && at == block_start && stop == block_start + BLOCK {
+                block.huge = true;
+            }
+            while at < stop {
+                let index = (at - block_start) / PAGE;
+                block.unit_or_new(index, &self.space.spares);
+                let word = block.word(index);
+                if word.is_unknown() {
+                    block.set(index, word.adopt());
+                }
+                at += PAGE;
+                if at % UNIT == 0 || at == stop {
+                    self.used(&mut block, block_start, index);
+                }
+            }
+        }
+    }
+
+    /// Tells the policy that pages of the unit of `index` came in.
+    pub(crate) fn used(&self, block: &mut crate::space::BlockState, block_start: usize, index: usize) {
+        let number = ((block_start + index * PAGE) / UNIT) as u32;
+        let now = self.evictions.load(Relaxed);
+        let Some(unit) = block.unit_mut(index) else { return };
+        let before = unit.usage;
+        let soon = self.policy.lock().used(number, &mut unit.usage, now);
+        if !before.queued && before.evicted_at != 0 {
+            Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
+            if soon {
+                Stats::add(&self.stats.workingset_activate_anon, UNIT_PAGES as u64);
+            }
+        }
+    }
+
+    /// Reads one batch of events, applies all but the faults, and then shows each to `each`. Exclusive.
+    pub(crate) fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
+        let mut events = [Event::Remove { start: 0, end: 0 }; 32];
+        let n = self.kernel.read_events(&mut events);
+        for event in &events[..n] {
+            match *event {
+                // Faults first in a read are older than nothing: they are served after the events anyway.
+                Event::Fault(_) => {}
+                other => crate::space::event::apply(self, regions, other),
+            }
+        }
+        for event in &events[..n] {
+            each(*event);
+        }
+        n
+    }
+
+    /// Reads and applies what is pending; faults that turn up are woken to come again. From any thread that
+    /// holds no lock.
+    pub fn pump(&self) {
+        let mut regions = self.events.write();
+        self.read_and_apply(&mut regions, |event| {
+            if let Event::Fault(fault) = event {
+                self.again(fault);
+            }
+        });
+    }
+
+    /// Does a server hold the leadership? For tests.
+    #[cfg(any(test, feature = "simulated"))]
+    pub fn is_led(&self) -> bool {
+        self.leader.try_lock().is_none()
+    }
+
+    /// Lets a thread take its fault again: nobody here answers it.
+    fn again(&self, fault: crate::kernel::Fault) {
+        self.kernel.wake(crate::space::page_start(fault.address), PAGE);
+    }
+
+    /// Wakes an evictor.
+    pub fn kick(&self) {
+        self.wanted.fetch_add(1, Relaxed);
+        #[cfg(not(any(loom, shuttle)))]
+        let _ = rustix::thread::futex::wake(&self.wanted, rustix::thread::futex::Flags::PRIVATE, 1);
+    }
+}

@@ -1,0 +1,511 @@
+//! The fault path: receive, decide, resolve.
+//!
+//! A server holds the leadership while it reads events and answers faults; another takes over when a read
+//! from a slow device is ahead. Decide looks at one word under its block's lock; resolve maps by MOVE or
+//! COPY under the same lock, or, after I/O, under it again.
+//!
+//! Fit to run in a signal handler: no allocation, no thread-local state, raw system calls, and no
+//! lock that the interrupted thread could hold (engine threads take no signals).
+
+use crate::engine::{Engine, Swapin};
+use crate::frame::{Parts, CHUNK};
+use crate::kernel::{Event, Fault, Kernel};
+use crate::page::Tag;
+use crate::space::{page_start, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::stats::Stats;
+use crate::swap::swapin::{Brought, Incoming};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::Backoff;
+use rustix::io::Errno;
+
+/// Order that a fault on swapped memory brings in when nothing is known: 64 KiB. Measured: a page at a time
+/// costs a program with scattered small objects nine times as long (see ARCHITECTURE.md).
+const FIRST_ORDER: u8 = 4;
+/// Pages of one window: a fault on the page after it continues its stream.
+const STREAM_PAGE_SHIFT: u32 = 8;
+
+/// A server of faults: what it has under way.
+pub struct Server {
+    incoming: Incoming,
+}
+
+/// Faults that were read and not answered yet. When it is full, a fault is woken to come again.
+pub struct Pending {
+    faults: [Fault; 64],
+    first: usize,
+    len: usize,
+}
+
+impl Pending {
+    /// None.
+    pub const fn new() -> Self {
+        Self { faults: [Fault { address: 0, write: false, thread: 0 }; 64], first: 0, len: 0 }
+    }
+
+    fn push(&mut self, fault: Fault) -> bool {
+        let room = self.len < self.faults.len();
+        if room {
+            self.faults[(self.first + self.len) % self.faults.len()] = fault;
+            self.len += 1;
+        }
+        room
+    }
+
+    fn pop(&mut self) -> Option<Fault> {
+        let fault = (self.len > 0).then(|| self.faults[self.first])?;
+        self.first = (self.first + 1) % self.faults.len();
+        self.len -= 1;
+        Some(fault)
+    }
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A device that answers a page faster than this is served without calling another server: to wake one costs as
+/// much.
+const QUICK_NS: u64 = 30_000;
+
+/// What a fault asks for, after a look at its word.
+enum Decision {
+    /// It was answered.
+    Answered,
+    /// Pages `low..high` of the block hold nothing: zeros. With the order that asked for them.
+    Zeros(usize, usize, u8),
+    /// On the device; the window to bring in, with its order.
+    Read(usize, usize, u8),
+    /// An event is unread.
+    Pending,
+}
+
+impl Server {
+    /// A server with nothing to do.
+    pub fn new() -> Self {
+        Self { incoming: Incoming::new() }
+    }
+
+    /// One round of a server: answers a fault that was read, or becomes the leader, waits for events (at most
+    /// `timeout_ns`), applies them and answers the first fault. Any number of servers may do so.
+    ///
+    /// The leader leaves while it answers only if more faults wait or the device is slow: the others sleep.
+    pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
+        let waiting = engine.pending.lock().pop();
+        if let Some(fault) = waiting {
+            return self.answer_timed(engine, fault);
+        }
+        let leader = engine.leader.lock();
+        if engine.pending.lock().len == 0 && engine.kernel.wait_event(timeout_ns) {
+            self.receive(engine);
+        }
+        let (fault, more) = {
+            let mut pending = engine.pending.lock();
+            (pending.pop(), pending.len > 0)
+        };
+        let Some(fault) = fault else { return };
+        if more || engine.device_ns.load(Relaxed) > QUICK_NS {
+            drop(leader);
+        }
+        self.answer_timed(engine, fault);
+    }
+
+    fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
+        let started = engine.kernel.now();
+        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
+        // once would only be crowded together.
+        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread;
+        let quick = engine.device_ns.load(Relaxed) <= QUICK_NS;
+        let place = if alone && quick { engine.kernel.call_here(fault.thread) } else { None };
+        self.answer(engine, fault);
+        if let Some(place) = place {
+            engine.kernel.let_go(fault.thread, place);
+        }
+        Stats::add(&engine.stats.pgfault, 1);
+        Stats::observe(&engine.stats.fault_ns, engine.kernel.now() - started);
+    }
+
+    /// Reads and applies events; the faults that come with them wait for a server.
+    fn receive<K: Kernel>(&mut self, engine: &Engine<K>) {
+        let mut regions = engine.events.write();
+        engine.read_and_apply(&mut regions, |event| {
+            let Event::Fault(fault) = event else { return };
+            if !engine.pending.lock().push(fault) {
+                engine.kernel.wake(page_start(fault.address), PAGE);
+            }
+        });
+    }
+
+    /// Answers one fault.
+    pub fn answer<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
+        let address = page_start(fault.address);
+        let block_start = address & !(BLOCK - 1);
+        let index = (address - block_start) / PAGE;
+        let mut backoff = Backoff::new();
+        loop {
+            let (brought, order) = match self.decide(engine, block_start, index, fault) {
+                Decision::Answered => return,
+                Decision::Pending => (Brought::Pending, 0),
+                Decision::Zeros(low, high, order) => (engine.fill(block_start, index, low, high), order),
+                Decision::Read(low, high, order) => {
+                    Stats::add(&engine.stats.pgmajfault, 1);
+                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high)), order)
+                }
+            };
+            match brought {
+                Brought::Done(end) => return engine.advance(fault.thread, block_start + end * PAGE, order),
+                Brought::Pending => {
+                    // Whoever caused the event waits until it is read; nothing can be mapped before.
+                    self.receive(engine);
+                    backoff.snooze();
+                }
+                Brought::NoFrame => {
+                    engine.make_frames(&mut self.incoming.outgoing);
+                    if engine.frames.ready_pages() == 0 {
+                        // While an event is unread no page can leave and no frame be filled.
+                        if engine.kernel.event_pending() {
+                            self.receive(engine);
+                        }
+                        backoff.snooze();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings in what is out in a block, by whole runs.
+    fn bring_block<K: Kernel>(&mut self, engine: &Engine<K>, block_start: usize) {
+        let mut backoff = Backoff::new();
+        loop {
+            let index = {
+                let Some(block) = engine.space.block(block_start) else { return };
+                let block = block.lock();
+                let find = |tags: &[Tag]| (0..BLOCK_PAGES).find(|at| tags.contains(&block.word(*at).tag()));
+                match find(&[Tag::Swapped]) {
+                    Some(index) => Some(index),
+                    // Another server's, or an evictor's that has not settled it yet: not mapped either.
+                    None if find(&[Tag::Busy, Tag::Cached]).is_some() => None,
+                    None => return,
+                }
+            };
+            let Some(index) = index else {
+                backoff.snooze();
+                continue;
+            };
+            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES)) {
+                Brought::Done(_) => backoff = Backoff::new(),
+                Brought::Pending => backoff.snooze(),
+                Brought::NoFrame => engine.grow_frames(),
+            }
+        }
+    }
+
+    fn decide<K: Kernel>(
+        &mut self,
+        engine: &Engine<K>,
+        block_start: usize,
+        index: usize,
+        fault: Fault,
+    ) -> Decision {
+        let regions = engine.events.read();
+        let mut block = engine.space.block_or_new(block_start).lock();
+        let at = block_start + index * PAGE;
+        let word = block.word(index);
+        match word.tag() {
+            // Somebody is bringing it in and will wake all who wait.
+            Tag::Busy => Decision::Answered,
+            Tag::Resident if engine.is_mapped(at) => {
+                engine.kernel.wake(at, PAGE);
+                Decision::Answered
+            }
+            Tag::Poisoned => {
+                let _ = engine.kernel.poison(at, PAGE);
+                engine.kernel.wake(at, PAGE);
+                Decision::Answered
+            }
+            Tag::Cached => {
+                let frame = word.payload() as u32;
+                match engine.kernel.copy(at, engine.frames.address(frame), PAGE, true) {
+                    Ok(()) => {
+                        engine.budget.fetch_sub(1, Relaxed);
+                        block.set(index, word.rescue());
+                        engine.used(&mut block, block_start, index);
+                        Stats::add(&engine.stats.rescued, 1);
+                        Decision::Answered
+                    }
+                    Err(partial) if partial.errno == Errno::AGAIN => Decision::Pending,
+                    Err(_) => {
+                        engine.kernel.wake(at, PAGE);
+                        Decision::Answered
+                    }
+                }
+            }
+            tag => {
+                let region = regions.find(at);
+                let bounds = region.map_or((index, index + 1), |region| {
+                    (
+                        (region.start.max(block_start) - block_start) / PAGE,
+                        (region.end.min(block_start + BLOCK) - block_start) / PAGE,
+                    )
+                });
+                let swapped = tag == Tag::Swapped;
+                let order = engine.order(at / PAGE, fault.thread, swapped);
+                let low = index & !((1 << order) - 1);
+                let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
+                if swapped {
+                    Decision::Read(window.0, window.1, order)
+                } else {
+                    let nothing =
+                        |at: usize| at == index || matches!(block.word(at).tag(), Tag::None | Tag::Zero);
+                    let low = (window.0..index).rev().take_while(|at| nothing(*at)).last().unwrap_or(index);
+                    let high = (index..window.1).take_while(|at| nothing(*at)).last().unwrap_or(index) + 1;
+                    Decision::Zeros(low, high, order)
+                }
+            }
+        }
+    }
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// Brings every page home that is on a device or on its way, if that fits the limit; `false` if it does
+    /// not. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
+    pub fn bring_home(&self, server: &mut Server) -> bool {
+        let resident = self.measure() as i64;
+        let mut out = 0;
+        for (_, block) in self.space.blocks(0, crate::space::TOP) {
+            let block = block.lock();
+            out += (0..BLOCK_PAGES).filter(|at| block.word(*at).tag() == Tag::Swapped).count() as i64;
+        }
+        if resident + out > self.config.limit_pages {
+            return false;
+        }
+        for (block_start, _) in self.space.blocks(0, crate::space::TOP) {
+            server.bring_block(self, block_start);
+        }
+        true
+    }
+
+    /// Is a page mapped that its word calls Resident? The kernel can discard pages without a word (guard
+    /// pages); such a page is a hole that the program asked for.
+    fn is_mapped(&self, at: usize) -> bool {
+        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 1];
+        self.kernel.scan(at, at + PAGE, &mut found).0 == 1
+    }
+
+    /// The order that this fault brings in. A stream (faults of a thread, each on the page after the last
+    /// window) doubles it; anything else starts over.
+    fn order(&self, page: usize, thread: u32, swapped: bool) -> u8 {
+        let most = self.config.max_order;
+        let stream = &self.streams[thread as usize % self.streams.len()];
+        let last = stream.load(Relaxed);
+        let (expected, last_order) = (last >> STREAM_PAGE_SHIFT, (last & 0xff) as u8);
+        let first = if swapped { FIRST_ORDER } else { 0 };
+        let order = if swapped && self.config.swapin == Swapin::Always {
+            most
+        } else if page as u64 == expected {
+            (last_order + if swapped { 1 } else { 2 }).max(first)
+        } else {
+            first
+        };
+        order.min(most).min(if self.config.swapin == Swapin::Never { 8 } else { 9 })
+    }
+
+    /// Where a thread's stream goes on: after the pages that its fault brought in.
+    fn advance(&self, thread: u32, end: usize, order: u8) {
+        let stream = &self.streams[thread as usize % self.streams.len()];
+        stream.store(((end / PAGE) as u64) << STREAM_PAGE_SHIFT | order as u64, Relaxed);
+    }
+
+    /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`.
+    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize) -> Brought {
+        let n = high - low;
+        if n == BLOCK_PAGES && self.config.huge && self.config.swapin != Swapin::Never {
+            if let Some(done) = self.fill_huge(block_start) {
+                return done;
+            }
+        }
+        // New memory while there is room below the limit; after that, memory that somebody else left.
+        let grow = self.budget.load(Relaxed) >= n as i64;
+        let parts = if grow { Parts::new() } else { self.frames.take(n) };
+        if !grow && parts.count() == 0 {
+            return Brought::NoFrame;
+        }
+        let n = if grow { n } else { parts.count() };
+        let low = if low + n > index { low } else { index + 1 - n };
+        for part in parts.iter() {
+            // SAFETY: the frames were taken: filled, and nobody else's.
+            unsafe {
+                core::ptr::write_bytes(
+                    self.frames.address(part.frame) as *mut u8,
+                    0,
+                    part.count as usize * PAGE,
+                );
+            }
+        }
+        let regions = self.events.read();
+        let mut block = self.space.block_or_new(block_start).lock();
+        let (mut used, mut brought) = (0, Brought::Done(low + n));
+        let mut at = low;
+        while at < low + n {
+            if !matches!(block.word(at).tag(), Tag::None | Tag::Zero | Tag::Resident) {
+                // It changed since it was looked at; whoever waits looks again.
+                self.kernel.wake(block_start + at * PAGE, PAGE);
+                at += 1;
+                continue;
+            }
+            let to = block_start + at * PAGE;
+            let (done, errno) = if grow {
+                let mut run = 1;
+                while at + run < low + n
+                    && run < UNIT_PAGES
+                    && matches!(block.word(at + run).tag(), Tag::None | Tag::Zero)
+                {
+                    run += 1;
+                }
+                match self.kernel.copy(to, self.config.zeros, run * PAGE, true) {
+                    Ok(()) => (run, None),
+                    Err(partial) => {
+                        self.kernel.wake(to, partial.done.max(PAGE));
+                        (partial.done / PAGE, Some(partial.errno))
+                    }
+                }
+            } else {
+                let (frame, mut run) = parts.locate(used);
+                run = run.min(low + n - at).min(CHUNK - frame as usize % CHUNK);
+                while run > 1 && !(1..run).all(|i| matches!(block.word(at + i).tag(), Tag::None | Tag::Zero))
+                {
+                    run -= 1;
+                }
+                let (done, moved, errno) = self.map(to, self.frames.address(frame), run);
+                if moved && done > 0 {
+                    self.frames.emptied(frame, done);
+                    used += done;
+                }
+                (done, errno)
+            };
+            for i in at..at + done {
+                block.unit_or_new(i, &self.space.spares);
+                let word = block.word(i);
+                Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
+                if word.tag() == Tag::Resident && word.payload() != 0 {
+                    self.place.put(word.payload(), 1);
+                }
+                block.set_sum(i, 0);
+                block.set(i, word.fill());
+            }
+            if done > 0 {
+                for unit in at / UNIT_PAGES..=(at + done - 1) / UNIT_PAGES {
+                    self.used(&mut block, block_start, unit * UNIT_PAGES);
+                }
+                if grow {
+                    self.budget.fetch_sub(done as i64, Relaxed);
+                }
+            }
+            at += done;
+            match errno {
+                None => {}
+                Some(Errno::AGAIN) if done > 0 => {}
+                Some(Errno::AGAIN) => {
+                    brought = if index >= at { Brought::Pending } else { Brought::Done(at) };
+                    break;
+                }
+                // Mapped already, or not to be mapped: the program takes its fault again.
+                Some(_) => {
+                    self.kernel.wake(block_start + at * PAGE, PAGE);
+                    at += 1;
+                }
+            }
+        }
+        drop(block);
+        drop(regions);
+        for i in used..parts.count() {
+            self.frames.give_back(parts.locate(i).0);
+        }
+        brought
+    }
+
+    /// A whole block of zeros by one huge page. `None`: none can be had.
+    fn fill_huge(&self, block_start: usize) -> Option<Brought> {
+        let huge = match self.frames.take_huge() {
+            Some(huge) => {
+                // SAFETY: a filled frame that was taken.
+                unsafe { core::ptr::write_bytes(self.frames.huge_address(huge) as *mut u8, 0, BLOCK) };
+                huge
+            }
+            None => {
+                let new = self.new_huge();
+                if new.is_none() {
+                    self.huge_wanted.store(true, Relaxed);
+                }
+                new?
+            }
+        };
+        let regions = self.events.read();
+        let mut block = self.space.block_or_new(block_start).lock();
+        let empty = block.resident == 0
+            && (0..BLOCK_PAGES).all(|at| matches!(block.word(at).tag(), Tag::None | Tag::Zero));
+        // A page table left behind by small pages would make the kernel split the huge page.
+        let moved = if empty {
+            self.kernel.move_pages(block_start, self.frames.huge_address(huge), BLOCK, true)
+        } else {
+            Err(crate::kernel::Partial { done: 0, errno: Errno::EXIST })
+        };
+        let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
+        for index in 0..done {
+            block.unit_or_new(index, &self.space.spares);
+            let word = block.word(index);
+            Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
+            block.set(index, word.fill());
+            if done < BLOCK_PAGES && index % UNIT_PAGES == 0 {
+                self.used(&mut block, block_start, index);
+            }
+        }
+        match moved {
+            Ok(()) => {
+                self.frames.huge_emptied(huge);
+                block.huge = true;
+                self.used(&mut block, block_start, 0);
+                Some(Brought::Done(BLOCK_PAGES))
+            }
+            Err(partial) => {
+                drop(block);
+                if done == 0 {
+                    self.frames.huge_filled(huge);
+                } else {
+                    self.kernel.wake(block_start, done * PAGE);
+                    if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+                        self.frames.huge_emptied(huge);
+                        self.budget.fetch_add((BLOCK_PAGES - done) as i64, Relaxed);
+                    }
+                }
+                drop(regions);
+                match partial.errno {
+                    Errno::AGAIN => Some(Brought::Pending),
+                    _ if done > 0 => Some(Brought::Pending),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// A new huge frame of zeros, if there is room below the limit.
+    pub(crate) fn new_huge(&self) -> Option<u32> {
+        if self.budget.load(Relaxed) < BLOCK_PAGES as i64 {
+            return None;
+        }
+        let huge = self.frames.take_huge_hole()?;
+        if self.kernel.make_huge(self.frames.huge_address(huge)).is_err() {
+            self.frames.huge_emptied(huge);
+            return None;
+        }
+        self.budget.fetch_sub(BLOCK_PAGES as i64, Relaxed);
+        Some(huge)
+    }
+}

@@ -1,0 +1,154 @@
+//! The kernel as the engine sees it: one small trait, so that a simulated kernel can stand in for it.
+//!
+//! Everything that touches managed memory or its mappings goes through here. Addresses and lengths are
+//! bytes, multiples of 4096. All methods may be called from any engine thread; each says which lock its
+//! caller holds. None allocates.
+
+mod linux;
+#[cfg(any(test, feature = "simulated", loom, shuttle))]
+pub mod sim;
+pub use linux::{pages_of, Linux, LinuxError};
+pub use pageout_uffd::Partial;
+use rustix::io::Errno;
+
+/// Pages found by [`Kernel::scan`]: `start..end` are mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// First byte.
+    pub start: usize,
+    /// Past the last byte.
+    pub end: usize,
+    /// Mapped by 2 MiB.
+    pub huge: bool,
+}
+
+/// A fault that waits for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// The byte that was touched.
+    pub address: usize,
+    /// It was to be written.
+    pub write: bool,
+    /// The thread that waits.
+    pub thread: u32,
+}
+
+/// What happened to managed memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A page was touched that is not there.
+    Fault(Fault),
+    /// Pages and mapping moved.
+    Remap {
+        /// Old place.
+        from: usize,
+        /// New place.
+        to: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// The pages are about to be discarded; the mapping stays.
+    Remove {
+        /// First byte.
+        start: usize,
+        /// Past the last byte.
+        end: usize,
+    },
+    /// The mapping is gone.
+    Unmap {
+        /// First byte.
+        start: usize,
+        /// Past the last byte.
+        end: usize,
+    },
+}
+
+/// Where a thread may run.
+pub type Place = rustix::thread::CpuSet;
+
+/// What the engine asks of the kernel.
+pub trait Kernel: Send + Sync {
+    /// Starts fault delivery for a range. Events lock held exclusively.
+    ///
+    /// # Errors
+    /// The kernel's: EINVAL for memory that cannot be registered, EBUSY for somebody else's.
+    fn register(&self, start: usize, len: usize) -> Result<(), Errno>;
+
+    /// Moves mapped pages; the source becomes a hole. Events lock held shared. `wake`: wakes who waits
+    /// for the destination.
+    ///
+    /// # Errors
+    /// What was moved and why it stopped; see `pageout_uffd::Uffd::move_pages`.
+    fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial>;
+
+    /// Copies into a hole. Events lock held shared.
+    ///
+    /// # Errors
+    /// What was copied and why it stopped.
+    fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial>;
+
+    /// Fills a hole with zeros. Events lock held shared.
+    ///
+    /// # Errors
+    /// What was filled and why it stopped.
+    fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial>;
+
+    /// Makes a hole raise SIGBUS. Events lock held shared.
+    ///
+    /// # Errors
+    /// What was poisoned and why it stopped.
+    fn poison(&self, at: usize, len: usize) -> Result<(), Partial>;
+
+    /// Wakes who waits for a range; each takes its fault again. No lock needed.
+    fn wake(&self, at: usize, len: usize);
+
+    /// Has a thread that waits for a fault wake up on the caller's CPU, if it can be: two wake-ups across CPUs
+    /// cost several times what the fault itself does. What it gives back undoes it ([`Kernel::let_go`], soon).
+    fn call_here(&self, _thread: u32) -> Option<Place> {
+        None
+    }
+
+    /// Lets the thread run where it could before.
+    fn let_go(&self, _thread: u32, _place: Place) {}
+
+    /// Is an event unread? Any lock.
+    fn event_pending(&self) -> bool;
+
+    /// Waits until an event can be read, at most `timeout_ns`. No lock held.
+    fn wait_event(&self, timeout_ns: u64) -> bool;
+
+    /// Reads what is there without waiting; returns how many. Events lock held exclusively, and the caller
+    /// applies everything but faults before it lets go: reading is what lets the program go on.
+    fn read_events(&self, out: &mut [Event]) -> usize;
+
+    /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
+    fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
+
+    /// Makes a page writable and the process's own, as a write by the program would. May fault: no lock.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn populate_write(&self, at: usize, len: usize) -> Result<(), Errno>;
+
+    /// Gives frames (not managed memory) back to the kernel, so that the range is a hole again.
+    /// Events lock held shared or exclusively.
+    ///
+    /// # Errors
+    /// The kernel's; the range must then not be used again.
+    fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno>;
+
+    /// Makes one huge page of a 2 MiB hole of frames. Not held: any lock that a fault needs.
+    ///
+    /// # Errors
+    /// ENOMEM when no huge page can be had; the range is a hole then.
+    fn make_huge(&self, at: usize) -> Result<(), Errno>;
+
+    /// Resident memory of the address space, in pages.
+    fn resident_pages(&self) -> usize;
+
+    /// Nanoseconds, monotonic.
+    fn now(&self) -> u64;
+
+    /// The CPU that the caller runs on.
+    fn cpu(&self) -> usize;
+}

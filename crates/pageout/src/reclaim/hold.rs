@@ -1,0 +1,71 @@
+//! What the owner of memory asks of reclaim: to hold units here, to let units go first.
+//!
+//! Ranges are bytes, multiples of 4096, and count by units of 64 KiB. From any thread that holds no lock and
+//! may allocate; nothing here touches the memory itself.
+
+use crate::engine::Engine;
+use crate::kernel::Kernel;
+use crate::page::Tag;
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use core::ops::Range;
+
+/// One unit of a range.
+struct Place {
+    block_start: usize,
+    /// Its first page in the block.
+    first: usize,
+}
+
+fn units(start: usize, end: usize) -> impl Iterator<Item = Place> {
+    (start & !(UNIT - 1)..end).step_by(UNIT).map(|at| {
+        let block_start = at & !(BLOCK - 1);
+        Place { block_start, first: (at - block_start) / PAGE }
+    })
+}
+
+impl<K: Kernel> Engine<K> {
+    /// From here on the units of a range do not leave, until [`Engine::release_hold`] was called as often.
+    /// What is out stays out until it is touched.
+    pub fn hold(&self, start: usize, end: usize) {
+        for Place { block_start, first } in units(start, end) {
+            let mut block = self.space.block_or_new(block_start).lock();
+            let unit = block.unit_or_new(first, &self.space.spares);
+            unit.held = unit.held.checked_add(1).expect("fewer than 65536 hold the same memory");
+        }
+    }
+
+    /// Ends one [`Engine::hold`] of the same range.
+    pub fn release_hold(&self, start: usize, end: usize) {
+        for Place { block_start, first } in units(start, end) {
+            let mut block = self.space.block_or_new(block_start).lock();
+            let unit = block.unit_mut(first).expect("unit that is held");
+            unit.held = unit.held.checked_sub(1).expect("as many releases as holds");
+            if block.is_held(first) {
+                continue;
+            }
+            // A huge block is queued by one of its units.
+            let units = if block.huge { 0..BLOCK_PAGES } else { first..first + UNIT_PAGES };
+            if !is_queued(&block, units.clone()) && is_resident(&block, units.clone()) {
+                self.used(&mut block, block_start, units.start);
+            }
+        }
+    }
+
+    /// Forgets the signs of use of the units of a range: each leaves when its turn comes next.
+    pub fn cool(&self, start: usize, end: usize) {
+        for Place { block_start, first } in units(start, end) {
+            let Some(block) = self.space.block(block_start) else { continue };
+            if let Some(unit) = block.lock().unit_mut(first) {
+                unit.usage.frequency = 0;
+            }
+        }
+    }
+}
+
+fn is_queued(block: &BlockState, mut pages: Range<usize>) -> bool {
+    pages.any(|index| block.unit(index).is_some_and(|unit| unit.usage.queued))
+}
+
+fn is_resident(block: &BlockState, mut pages: Range<usize>) -> bool {
+    pages.any(|index| block.word(index).tag() == Tag::Resident)
+}

@@ -1,0 +1,197 @@
+//! Keeping to the limit: evictors that work ahead, faults that help themselves when they must.
+//!
+//! Resident memory is the program's pages, what cannot go, and the filled frames. A fault that takes a
+//! filled frame leaves the sum as it is; an eviction fills a frame and leaves it as it is too. So:
+//!
+//! - `budget` > 0: there is room below the limit, and faults take new memory from the kernel;
+//! - `budget` about 0: faults take filled frames; evictors keep `low_pages..high_pages` of them ready;
+//! - `budget` < 0: evictors give filled frames back to the kernel until it is 0 again.
+//!
+//! The budget is corrected by looking at the kernel's own count ([`Engine::measure`]).
+
+mod hold;
+pub mod policy;
+
+use crate::engine::Engine;
+use crate::frame::CHUNK;
+use crate::kernel::Kernel;
+use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::stats::Stats;
+use crate::swap::swapout::{Outgoing, MOST};
+use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// What one round of an evictor found to do.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub enum Round {
+    /// All is as it should be.
+    Idle,
+    /// Something was done; look again.
+    Worked,
+    /// Something should go and nothing can.
+    Stuck,
+}
+
+impl<K: Kernel> Engine<K> {
+    /// Corrects the budget by the kernel's count. Returns resident pages.
+    pub fn measure(&self) -> usize {
+        let resident = self.kernel.resident_pages();
+        self.measured(resident);
+        resident
+    }
+
+    /// The same for who has just read the kernel's count.
+    pub fn measured(&self, resident: usize) {
+        let budget = self.config.limit_pages - resident as i64;
+        self.budget.store(budget, Relaxed);
+        let bytes = (resident * PAGE) as u64;
+        Stats::set(&self.stats.resident_bytes, bytes);
+        self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
+        Stats::set(&self.stats.swapped_pages, self.place.swapped());
+    }
+
+    /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before
+    /// may still be on their way to a device. Memory may grow beyond the limit meanwhile. No lock held.
+    pub fn stand_still(&self, still: bool) {
+        self.still.store(still, SeqCst);
+        self.settled();
+    }
+
+    /// Has [`Engine::stand_still`] been called with `true`?
+    pub fn stands_still(&self) -> bool {
+        self.still.load(SeqCst)
+    }
+
+    /// Returns when every decision to let a unit leave that was taken before the call has been carried out:
+    /// later ones see what the caller did before, a pin or a standstill. No lock held.
+    pub fn settled(&self) {
+        drop(self.events.write());
+    }
+
+    /// Is there work for an evictor?
+    pub fn pressed(&self) -> bool {
+        let budget = self.budget.load(Relaxed);
+        budget < 0 || budget.max(0) as usize + self.ready_pages() < self.config.low_pages
+    }
+
+    fn ready_pages(&self) -> usize {
+        self.frames.ready_pages() + self.frames.huge_ready() * BLOCK_PAGES
+    }
+
+    /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
+    pub fn balance(&self, out: &mut Outgoing) -> Round {
+        let budget = self.budget.load(Relaxed);
+        let ready = self.ready_pages();
+        if budget >= 0 && budget as usize + ready >= self.config.high_pages {
+            return if self.convert(budget) { Round::Worked } else { Round::Idle };
+        }
+        if self.kernel.now() < self.stuck_until.load(Relaxed) {
+            return Round::Stuck;
+        }
+        if budget < 0 && ready > self.config.high_pages && self.drop_ready((-budget) as usize) > 0 {
+            return Round::Worked;
+        }
+        let evicted = self.evict(out, MOST);
+        if budget < 0 {
+            let dropped = self.drop_ready((-budget) as usize);
+            if evicted + dropped == 0 {
+                return Round::Stuck;
+            }
+        }
+        if evicted == 0 {
+            if self.kernel.event_pending() {
+                crate::sync::Backoff::new().snooze();
+                return Round::Worked;
+            }
+            return Round::Stuck;
+        }
+        Round::Worked
+    }
+
+    /// Turns filled frames of the size that nobody asks for into the other. Both ways the memory goes back to
+    /// the kernel first: the limit holds.
+    fn convert(&self, budget: i64) -> bool {
+        if self.huge_wanted.swap(false, Relaxed) && self.frames.huge_ready() < 2 {
+            let short = BLOCK_PAGES as i64 - budget;
+            if short > 0 && self.drop_small(short as usize) < short as usize {
+                return false;
+            }
+            return match self.new_huge() {
+                Some(huge) => {
+                    self.frames.huge_filled(huge);
+                    true
+                }
+                None => false,
+            };
+        }
+        let small = self.frames.ready_pages() + budget.max(0) as usize;
+        small < self.config.low_pages / 2 && self.drop_huge(1) > 0
+    }
+
+    /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.
+    fn drop_ready(&self, pages: usize) -> usize {
+        let dropped = self.drop_small(pages);
+        dropped + self.drop_huge(pages.saturating_sub(dropped))
+    }
+
+    fn drop_small(&self, pages: usize) -> usize {
+        let mut dropped = 0;
+        while dropped < pages && self.frames.ready_pages() >= CHUNK {
+            let Some(first) = self.frames.take_ready_chunk() else { break };
+            let _regions = self.events.read();
+            if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
+                self.frames.dropped(first);
+            }
+            dropped += CHUNK;
+            self.budget.fetch_add(CHUNK as i64, Relaxed);
+        }
+        dropped
+    }
+
+    fn drop_huge(&self, pages: usize) -> usize {
+        let mut dropped = 0;
+        while dropped < pages {
+            let Some(huge) = self.frames.take_huge() else { break };
+            let _regions = self.events.read();
+            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+                self.frames.huge_emptied(huge);
+            }
+            dropped += BLOCK_PAGES;
+            self.budget.fetch_add(BLOCK_PAGES as i64, Relaxed);
+        }
+        dropped
+    }
+
+    /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
+    /// reclaim), else goes over the limit, since the program must go on. No lock held.
+    pub(crate) fn make_frames(&self, out: &mut Outgoing) {
+        self.kick();
+        let full = self.budget.load(Relaxed) < CHUNK as i64;
+        if full {
+            Stats::add(&self.stats.allocstall, 1);
+            if self.kernel.now() >= self.stuck_until.load(Relaxed) {
+                if self.evict_directly(out, 2 * CHUNK) > 0 {
+                    return;
+                }
+                // Nothing small can go. Huge frames that wait, or a huge page, give their memory first.
+                if self.frames.huge_ready() == 0 {
+                    self.evict_directly(out, MOST);
+                }
+            }
+            self.drop_huge(1);
+        }
+        self.grow_frames();
+    }
+
+    /// One more chunk of filled frames from the kernel. No lock held.
+    pub(crate) fn grow_frames(&self) {
+        let _regions = self.events.read();
+        let Some(first) = self.frames.take_holes() else { return };
+        let filled =
+            match self.kernel.copy(self.frames.address(first), self.config.zeros, CHUNK * PAGE, false) {
+                Ok(()) => CHUNK,
+                Err(partial) => partial.done / PAGE,
+            };
+        self.budget.fetch_sub(filled as i64, Relaxed);
+        self.frames.filled(first, filled);
+    }
+}

@@ -1,0 +1,404 @@
+//! Giving slots out: the order of attempts.
+
+use super::device::{Device, Pick};
+use super::flaw::{makes, Flaw};
+use super::lists::Place;
+use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES, TRUNK_CLUSTERS};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::Guard;
+
+/// Gives up slots that are only clean copies of resident pages.
+pub trait Reclaim {
+    /// Is asked for a slot that was marked by [`Slots::set_cached`], with no lock held. Settles with the
+    /// page that names it and [puts](Slots::put) the slot, or leaves it; by now it may be another's.
+    fn reclaim(&mut self, entry: Entry, owner: Owner);
+}
+
+/// How many clean copies an allocation asks to give up before it looks elsewhere.
+const RECLAIM_BATCH: usize = 16;
+/// How far a rotational device looks ahead of its base for the next cluster.
+const ASCEND_CLUSTERS: usize = 256;
+
+/// An allocation under way.
+struct Request<'a, F> {
+    cpu: usize,
+    order: u8,
+    owner: F,
+    out: &'a mut [Entry],
+    done: usize,
+}
+
+impl<F: Fn(usize) -> Owner> Request<'_, F> {
+    fn is_done(&self) -> bool {
+        self.done == self.out.len()
+    }
+}
+
+/// What came of trying a list or a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tried {
+    /// The request got runs; maybe not all that it wants.
+    Got,
+    /// Nothing there.
+    Nothing,
+    /// Nothing, for want of memory.
+    NoMemory,
+}
+
+impl Slots {
+    /// A free run of `1 << order` slots, naturally aligned, within one cluster; each count is one and the
+    /// owners are `owner` and the pages that follow it. `None`: there is no such run, try a smaller order;
+    /// for order 0: no device has a slot left.
+    ///
+    /// `cpu` is where the caller runs, more or less. `order` is at most [`CLUSTER_ORDER`].
+    pub fn alloc(&self, cpu: usize, order: u8, owner: Owner) -> Option<Entry> {
+        let mut out = [Entry::INVALID];
+        (self.alloc_batch(cpu, order, |_| owner, &mut out) == 1).then_some(out[0])
+    }
+
+    /// Fills `out` with runs as [`Slots::alloc`] gives, the `i`th for `owner(i)`; returns how many it
+    /// could have, which are the first of `out`.
+    pub fn alloc_batch(
+        &self,
+        cpu: usize,
+        order: u8,
+        owner: impl Fn(usize) -> Owner,
+        out: &mut [Entry],
+    ) -> usize {
+        self.alloc_from(cpu, order, owner, out, None)
+    }
+
+    /// As [`Slots::alloc_batch`]; where space is short, clean copies are given up by `reclaim` before
+    /// anything is cut up.
+    pub fn alloc_reclaiming(
+        &self,
+        cpu: usize,
+        order: u8,
+        owner: impl Fn(usize) -> Owner,
+        out: &mut [Entry],
+        reclaim: &mut dyn Reclaim,
+    ) -> usize {
+        self.alloc_from(cpu, order, owner, out, Some(reclaim))
+    }
+
+    fn alloc_from(
+        &self,
+        cpu: usize,
+        order: u8,
+        owner: impl Fn(usize) -> Owner,
+        out: &mut [Entry],
+        mut reclaim: Option<&mut dyn Reclaim>,
+    ) -> usize {
+        assert!(order <= CLUSTER_ORDER, "a run of order {order} is larger than a cluster");
+        let cpu = cpu % self.cpus.len();
+        let mut request = Request { cpu, order, owner, out, done: 0 };
+        if !request.is_done() {
+            self.try_hint(&mut request);
+        }
+        while !request.is_done() && self.try_devices(&mut request, &mut reclaim) {}
+        request.done
+    }
+
+    /// Where the CPU allocated last. If somebody else is in there, another cluster is as good.
+    fn try_hint<F: Fn(usize) -> Owner>(&self, request: &mut Request<F>) {
+        let hint = &self.cpus[request.cpu].hints[request.order as usize];
+        let Some(entry) = Entry::from_raw(hint.load(Relaxed)) else { return };
+        let Ok((device, index, cluster)) = self.locate(entry) else { return };
+        let Some(state) = cluster.try_lock() else { return };
+        let holds = cluster.place() == Place::nonfull(request.order) && device.is_on();
+        if holds || makes(Flaw::HintBelieved) {
+            self.fill(device, index, cluster, state, request, entry.offset_in_cluster());
+        }
+    }
+
+    /// Takes what it can from a locked cluster and leaves it on the right list and, if it goes on there,
+    /// in the hint. Returns whether it got anything.
+    fn fill<F: Fn(usize) -> Owner>(
+        &self,
+        device: &Device,
+        index: u32,
+        cluster: &Cluster,
+        mut state: Guard<'_, super::cluster::State>,
+        request: &mut Request<F>,
+        from: usize,
+    ) -> bool {
+        let (base, order, done) = (device.base(index), request.order, request.done);
+        let ascending = device.is_rotational();
+        let got = state.fill(base, order, (from, !ascending), &request.owner, request.out, done);
+        request.done += got;
+        let now = cluster.place();
+        let to = if state.is_full() {
+            Place::FULL
+        } else if !request.is_done() && now == Place::nonfull(order) && !state.fits() {
+            Place::fragmented(order)
+        } else {
+            now
+        };
+        let next = match request.out[..request.done].last() {
+            Some(last) if got > 0 => last.offset_in_cluster() + (1 << order),
+            _ => CLUSTER_SLOTS,
+        };
+        if ascending && got > 0 {
+            let next = if next < CLUSTER_SLOTS { base.at(next) } else { device.base_after(index) };
+            device.bases[order as usize].store(next.raw(), Relaxed);
+        } else if !ascending {
+            let stays = got > 0 && to == Place::nonfull(order);
+            let hint = if stays { base.at(next % CLUSTER_SLOTS).raw() } else { 0 };
+            self.cpus[request.cpu].hints[order as usize].store(hint, Relaxed);
+        }
+        if to != now {
+            let leftover = device.move_to(index, cluster, &mut state, to, || self.mark_available(device));
+            drop(state);
+            drop(leftover);
+        }
+        got > 0
+    }
+
+    /// The devices that seem to have room: by priority, equal ones in turn. Returns whether the request
+    /// got anything; if not, there is nothing to be had.
+    fn try_devices<F: Fn(usize) -> Owner>(
+        &self,
+        request: &mut Request<F>,
+        reclaim: &mut Option<&mut dyn Reclaim>,
+    ) -> bool {
+        let turn = self.cpus[request.cpu].turn.load(Relaxed) as usize;
+        let mut left = self.available.load(Relaxed);
+        let mut tried = 0;
+        while let Some(device) = self.choose(left, turn).or_else(|| self.overlooked(request.order, tried)) {
+            tried |= device.id.bit();
+            match self.try_device(device, request, reclaim) {
+                Tried::Got => {
+                    // The turn passes on with each cluster taken.
+                    self.cpus[request.cpu].turn.store(device.id.index() as u32 + 1, Relaxed);
+                    return true;
+                }
+                Tried::Nothing if request.order == 0 && self.seems_full(device) => {}
+                Tried::Nothing if request.order == 0 => {
+                    left |= device.id.bit();
+                    continue;
+                }
+                Tried::Nothing | Tried::NoMemory => {}
+            }
+            left &= !device.id.bit();
+        }
+        false
+    }
+
+    /// Of the devices in `left` one of the highest priority: the first at or after `turn`, round about.
+    fn choose(&self, left: u64, turn: usize) -> Option<&Device> {
+        let before_turn = (1 << (turn % MAX_DEVICES)) - 1;
+        let in_turn = [left & !before_turn, left & before_turn];
+        let mut best: Option<&Device> = None;
+        for device in in_turn.into_iter().flat_map(bits).filter_map(|i| self.devices[i].get()) {
+            if best.is_none_or(|best| device[0].priority() > best.priority()) {
+                best = Some(&device[0]);
+            }
+        }
+        best
+    }
+
+    /// A device with room for order 0 that none of the `tried` ones is: somebody was just about to find out
+    /// whether it is full when the request looked.
+    fn overlooked(&self, order: u8, tried: u64) -> Option<&Device> {
+        if order != 0 {
+            return None;
+        }
+        let devices = self.devices.iter().filter_map(|device| device.get()).map(|device| &device[0]);
+        devices
+            .filter(|device| tried & device.id.bit() == 0)
+            .find(|device| device.is_on() && device.has_room())
+    }
+
+    /// Takes a device on which order 0 found nothing off the available ones, and makes sure. Room that
+    /// appears after the look under the locks is announced by who makes it.
+    fn seems_full(&self, device: &Device) -> bool {
+        self.available.fetch_and(!device.id.bit(), Relaxed);
+        if device.is_on() && device.has_room() && !makes(Flaw::FullUnsure) {
+            self.available.fetch_or(device.id.bit(), Relaxed);
+            return false;
+        }
+        true
+    }
+
+    fn try_device<F: Fn(usize) -> Owner>(
+        &self,
+        device: &Device,
+        request: &mut Request<F>,
+        reclaim: &mut Option<&mut dyn Reclaim>,
+    ) -> Tried {
+        loop {
+            if !device.is_on() {
+                return Tried::Nothing;
+            }
+            let mut search = Search { slots: self, device, request, busy: None, no_memory: false };
+            if search.run(reclaim) {
+                return Tried::Got;
+            }
+            match search {
+                Search { no_memory: true, .. } => return Tried::NoMemory,
+                // All that there is was in use by others: wait for one of them and look again.
+                Search { busy: Some(cluster), .. } => drop(cluster.lock()),
+                _ => return Tried::Nothing,
+            }
+        }
+    }
+}
+
+/// The numbers of the bits that are set, ascending.
+fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let lowest = (mask != 0).then_some(mask.trailing_zeros() as usize);
+        mask &= mask.wrapping_sub(1);
+        lowest
+    })
+}
+
+/// One pass over a device for a request.
+struct Search<'a, 'r, 'o, F> {
+    slots: &'a Slots,
+    device: &'a Device,
+    request: &'r mut Request<'o, F>,
+    busy: Option<&'a Cluster>,
+    no_memory: bool,
+}
+
+impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
+    /// The order of attempts. Returns whether the request got anything.
+    fn run(&mut self, reclaim: &mut Option<&mut dyn Reclaim>) -> bool {
+        let device = self.device;
+        let order = self.request.order;
+        let (nonfull, spread) = (Place::nonfull(order), device.spread());
+        let own = self.request.cpu % spread;
+        if device.is_rotational() && self.ascend() {
+            return true;
+        }
+        if self.list(own, nonfull) {
+            return true;
+        }
+        // While there is plenty, CPUs keep apart; when there is not, clusters in use are filled first.
+        let tight = !device.has_fresh() && device.shard(own).is_tight();
+        if tight && self.others(own, nonfull) {
+            return true;
+        }
+        if self.list(own, Place::FREE)
+            || self.adopt(own, None) && self.list(own, Place::FREE)
+            || self.others(own, nonfull)
+            || self.others(own, Place::FREE)
+            || self.all(own, Place::DISCARD)
+        {
+            return true;
+        }
+        if let Some(reclaim) = reclaim {
+            let places = [Place::FULL, Place::fragmented(order)];
+            let given_up = places.into_iter().any(|place| {
+                (0..spread).any(|i| self.reclaim((own + i) % spread, place, *reclaim))
+                    && self.all(own, nonfull)
+            });
+            if given_up || self.all(own, Place::FREE) || self.all(own, Place::DISCARD) {
+                return true;
+            }
+        }
+        // A fragmented cluster has no run of its order, and leaves that list when one appears.
+        order == 0
+            && ((1..=CLUSTER_ORDER).any(|larger| self.all(own, Place::fragmented(larger)))
+                || (1..=CLUSTER_ORDER).any(|larger| self.all(own, Place::nonfull(larger))))
+    }
+
+    fn adopt(&mut self, own: usize, trunk: Option<u32>) -> bool {
+        let Self { slots, device, .. } = *self;
+        let adopted = device.adopt(own, trunk, || slots.mark_available(device));
+        self.no_memory |= adopted.is_err();
+        adopted.unwrap_or(false)
+    }
+
+    fn all(&mut self, own: usize, place: Place) -> bool {
+        self.list(own, place) || self.others(own, place)
+    }
+
+    fn others(&mut self, own: usize, place: Place) -> bool {
+        let spread = self.device.spread();
+        (1..spread).any(|i| self.list((own + i) % spread, place))
+    }
+
+    /// A cluster of one list. Those that turn out to have no run of the order leave it.
+    fn list(&mut self, shard: usize, place: Place) -> bool {
+        loop {
+            match self.device.pick(shard, place, self.request.order) {
+                Pick::Got(index, cluster, state) => {
+                    if !self.device.is_on() {
+                        self.give_back(index, cluster, state);
+                        return false;
+                    }
+                    if self.slots.fill(self.device, index, cluster, state, self.request, 0) {
+                        return true;
+                    }
+                }
+                Pick::NeedTable if self.device.add_spare(shard) => {}
+                Pick::NeedTable => {
+                    self.no_memory = true;
+                    return false;
+                }
+                Pick::Busy(cluster) => {
+                    self.busy = Some(cluster);
+                    return false;
+                }
+                Pick::Empty => return false,
+            }
+        }
+    }
+
+    /// Puts a cluster back that was picked from a device which is off by now.
+    fn give_back(&self, index: u32, cluster: &Cluster, mut state: Guard<'_, super::cluster::State>) {
+        let to = state.home(cluster.place(), false);
+        let leftover = self.device.move_to(index, cluster, &mut state, to, || ());
+        drop(state);
+        drop(leftover);
+    }
+
+    /// Has clean copies given up in the next cluster of a list. Returns whether there were any.
+    fn reclaim(&self, shard: usize, place: Place, reclaim: &mut dyn Reclaim) -> bool {
+        let mut copies = [(Entry::INVALID, Owner { space: 0, page: 0 }); RECLAIM_BATCH];
+        let mut found = 0;
+        if let Pick::Got(index, _, state) = self.device.pick(shard, place, 0) {
+            if state.cached() != 0 {
+                found = state.cached_slots(self.device.base(index), &mut copies);
+            }
+        }
+        copies[..found].iter().for_each(|&(entry, owner)| reclaim.reclaim(entry, owner));
+        found > 0
+    }
+
+    /// A rotational device: on from the shared base, in the next cluster up that has room.
+    fn ascend(&mut self) -> bool {
+        let Self { slots, device, .. } = *self;
+        let order = self.request.order;
+        let base = Entry::from_raw(device.bases[order as usize].load(Relaxed)).unwrap_or(device.base(0));
+        let (first, from) = (base.cluster(), base.offset_in_cluster());
+        if device.get(first).is_none_or(|cluster| cluster.place() == Place::ABSENT) {
+            self.adopt(0, Some(first / TRUNK_CLUSTERS as u32));
+        }
+        for (index, cluster) in device.clusters(first).take(ASCEND_CLUSTERS) {
+            let from = if index == first { from } else { 0 };
+            while cluster.place() == Place::nonfull(order) || cluster.place() == Place::FREE {
+                let mut state = cluster.lock();
+                let usable = match cluster.place() {
+                    Place::FREE if device.is_on() => device.claim(index, cluster, &mut state, order),
+                    place => place == Place::nonfull(order) && device.is_on(),
+                };
+                if usable {
+                    if slots.fill(device, index, cluster, state, self.request, from) {
+                        return true;
+                    }
+                    break;
+                }
+                drop(state);
+                if !device.is_on() || !device.add_spare(0) {
+                    break;
+                }
+            }
+        }
+        // The end: start over from below.
+        device.bases[order as usize].store(0, Relaxed);
+        false
+    }
+}

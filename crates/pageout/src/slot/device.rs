@@ -1,0 +1,545 @@
+//! A device as the allocator sees it: its geometry, its clusters, and the trunks it may use.
+//!
+//! The directory finds a cluster without a lock. What it holds is made when a trunk is first used and
+//! stays until the allocator goes, also across swapoff and swapon, so nobody can meet a descriptor that
+//! is gone; a device of which nothing was used yet costs a bit per trunk.
+//!
+//! The trunks lock is taken before cluster locks, which are taken before list locks. It is for rare
+//! things: a trunk is used for the first time, comes, or goes; swapon and swapoff.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::array;
+
+use once_cell::race::OnceBox;
+
+use super::cluster::{Cluster, Leftover, State};
+use super::lists::{Find, Place, Shard};
+use super::table::{one, Table};
+use super::trunks::TrunkSet;
+use super::{DeviceId, Entry, LockClass, CLUSTER_SLOTS, MAX_SLOTS, ORDERS, TRUNK_CLUSTERS, TRUNK_SLOTS};
+use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+use crate::sync::{Guard, Lock};
+
+/// Locks of the devices' trunks and of the table of devices.
+pub static DEVICE_LOCKS: LockClass = LockClass::new();
+
+const CHUNK_TRUNKS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 256 };
+const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_TRUNKS;
+/// No trunk has a number from here on.
+pub(super) const MAX_TRUNKS: u32 = (CHUNKS * CHUNK_TRUNKS) as u32;
+
+/// Memory is short.
+pub(super) struct NoMemory;
+
+/// How far into a list of clusters that others work in an allocation looks.
+const PICK_TRIES: u32 = 16;
+
+/// What came of looking for a cluster on a list.
+pub(super) enum Pick<'a> {
+    /// This one, locked; it is on a list for the order asked for, or where it was.
+    Got(u32, &'a Cluster, Guard<'a, State>),
+    /// Others work in those looked at; this is one of them.
+    Busy(&'a Cluster),
+    /// There is one, but no table for it: see [`Device::add_spare`].
+    NeedTable,
+    /// There is none.
+    Empty,
+}
+
+/// What `swapon` is told about a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceConfig {
+    /// Devices of higher priority are filled first; equal ones take turns.
+    pub priority: i32,
+    /// A disk that seeks: all CPUs share one base per order, which ascends.
+    pub rotational: bool,
+    /// Clusters that empty wait for [`Slots::take_discard`](super::Slots::take_discard).
+    pub discard: bool,
+    /// Slots that are there from the start, at most [`MAX_SLOTS`]; 0 where trunks are leased.
+    pub slots: u64,
+    /// The first slot for pages: 1 where page 0 holds a header. Below a cluster's size.
+    pub first: u64,
+}
+
+pub(super) struct Trunk {
+    /// The shard that the trunk's clusters are listed in; changes only while all of them are absent.
+    shard: AtomicU16,
+    /// How many of the clusters are on the free list; written under the shard's lock.
+    free: AtomicU32,
+    clusters: [Cluster; TRUNK_CLUSTERS],
+}
+
+type Chunk = [OnceBox<[Trunk; 1]>; CHUNK_TRUNKS];
+
+/// The trunks of a device; guarded by the trunks lock.
+#[derive(Default)]
+pub(super) struct Trunks {
+    /// May be used.
+    pub(super) owned: TrunkSet,
+    /// Of these, the ones whose clusters are still absent.
+    pub(super) fresh: TrunkSet,
+}
+
+pub(super) struct Device {
+    pub(super) id: DeviceId,
+    /// Between swapon and the end of swapoff.
+    known: AtomicBool,
+    /// Gives slots.
+    on: AtomicBool,
+    priority: AtomicI32,
+    rotational: AtomicBool,
+    discard: AtomicBool,
+    first: AtomicU64,
+    /// Slots from here on are beyond the end.
+    end: AtomicU64,
+    shards: Box<[Shard]>,
+    directory: Box<[OnceBox<[Chunk; 1]>]>,
+    trunks: Lock<Trunks>,
+    /// How many trunks are fresh: a guess without the lock.
+    fresh: AtomicUsize,
+    /// Where a rotational device goes on, per order; 0 is nowhere.
+    pub(super) bases: [AtomicU64; ORDERS],
+}
+
+impl Device {
+    /// A device that is off and has nothing; `None` without memory.
+    pub(super) fn new(id: DeviceId, cpus: usize) -> Option<Self> {
+        let mut shards = Vec::new();
+        shards.try_reserve_exact(cpus).ok()?;
+        for _ in 0..cpus {
+            shards.push(Shard::new()?);
+        }
+        let mut directory = Vec::new();
+        directory.try_reserve_exact(CHUNKS).ok()?;
+        directory.extend((0..CHUNKS).map(|_| OnceBox::new()));
+        Some(Self {
+            id,
+            known: AtomicBool::new(false),
+            on: AtomicBool::new(false),
+            priority: AtomicI32::new(0),
+            rotational: AtomicBool::new(false),
+            discard: AtomicBool::new(false),
+            first: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+            shards: shards.into(),
+            directory: directory.into(),
+            trunks: Lock::new(Trunks::default(), &DEVICE_LOCKS),
+            fresh: AtomicUsize::new(0),
+            bases: array::from_fn(|_| AtomicU64::new(0)),
+        })
+    }
+
+    /// Takes on a new life as `config` says; the device is off and holds nothing. `false` without memory.
+    pub(super) fn configure(&self, config: &DeviceConfig) -> bool {
+        let trunks = config.slots.div_ceil(TRUNK_SLOTS) as u32;
+        let (Some(owned), Some(fresh)) = (TrunkSet::first(trunks), TrunkSet::first(trunks)) else {
+            return false;
+        };
+        let mut guard = self.trunks.lock();
+        let old = core::mem::replace(&mut *guard, Trunks { owned, fresh });
+        self.priority.store(config.priority, Relaxed);
+        self.rotational.store(config.rotational, Relaxed);
+        self.discard.store(config.discard, Relaxed);
+        self.first.store(config.first, Relaxed);
+        self.end.store(config.slots, Relaxed);
+        self.fresh.store(trunks as usize, Relaxed);
+        self.known.store(true, Release);
+        self.bases.iter().for_each(|base| base.store(0, Relaxed));
+        drop(guard);
+        drop(old);
+        true
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.known.load(Acquire)
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Acquire)
+    }
+
+    pub(super) fn set_on(&self, on: bool) {
+        self.on.store(on, Release);
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Relaxed)
+    }
+
+    pub(super) fn discards(&self) -> bool {
+        self.discard.load(Relaxed)
+    }
+
+    pub(super) fn is_rotational(&self) -> bool {
+        self.rotational.load(Relaxed)
+    }
+
+    /// The entry of the first slot of a cluster.
+    pub(super) fn base(&self, index: u32) -> Entry {
+        Entry::new(self.id, index as u64 * CLUSTER_SLOTS as u64)
+    }
+
+    /// How many shards are in use: one where all CPUs share one base.
+    pub(super) fn spread(&self) -> usize {
+        if self.is_rotational() {
+            1
+        } else {
+            self.shards.len()
+        }
+    }
+
+    pub(super) fn shard(&self, at: usize) -> &Shard {
+        &self.shards[at]
+    }
+
+    pub(super) fn has_fresh(&self) -> bool {
+        self.fresh.load(Relaxed) != 0
+    }
+
+    pub(super) fn trunks(&self) -> Guard<'_, Trunks> {
+        self.trunks.lock()
+    }
+
+    fn trunk(&self, trunk: u32) -> Option<&Trunk> {
+        let chunk = self.directory[trunk as usize / CHUNK_TRUNKS].get()?;
+        chunk[0][trunk as usize % CHUNK_TRUNKS].get().map(|trunk| &trunk[0])
+    }
+
+    /// The trunk, made if it never was; `None` without memory.
+    fn make_trunk(&self, trunk: u32) -> Option<&Trunk> {
+        let chunk = self.directory[trunk as usize / CHUNK_TRUNKS]
+            .get_or_try_init(|| one(array::from_fn(|_| OnceBox::new())).ok_or(()))
+            .ok()?;
+        let trunk = chunk[0][trunk as usize % CHUNK_TRUNKS]
+            .get_or_try_init(|| {
+                let clusters = array::from_fn(|_| Cluster::new());
+                one(Trunk { shard: AtomicU16::new(0), free: AtomicU32::new(0), clusters }).ok_or(())
+            })
+            .ok()?;
+        Some(&trunk[0])
+    }
+
+    /// The cluster, if its trunk was ever used.
+    pub(super) fn get(&self, index: u32) -> Option<&Cluster> {
+        let trunk = self.trunk(index / TRUNK_CLUSTERS as u32)?;
+        Some(&trunk.clusters[index as usize % TRUNK_CLUSTERS])
+    }
+
+    /// All clusters that were ever used, with their numbers, ascending from cluster `from`.
+    pub(super) fn clusters(&self, from: u32) -> impl Iterator<Item = (u32, &Cluster)> {
+        let first = from / TRUNK_CLUSTERS as u32;
+        let chunks = self.directory.iter().enumerate().skip(first as usize / CHUNK_TRUNKS);
+        chunks
+            .filter_map(|(i, chunk)| Some((i, chunk.get()?)))
+            .flat_map(|(i, chunk)| {
+                chunk[0].iter().enumerate().map(move |(j, trunk)| (i * CHUNK_TRUNKS + j, trunk))
+            })
+            .skip_while(move |(i, _)| *i < first as usize)
+            .filter_map(|(i, trunk)| Some((i, trunk.get()?)))
+            .flat_map(|(i, trunk)| {
+                let first = i * TRUNK_CLUSTERS;
+                trunk[0].clusters.iter().enumerate().map(move |(j, cluster)| ((first + j) as u32, cluster))
+            })
+            .skip_while(move |(index, _)| *index < from)
+    }
+
+    /// Moves a cluster, whose lock the caller holds, to where it belongs now. A bare place takes its
+    /// table, the others leave it. Returns whether order 0 can have a slot where it could have none
+    /// before, or runs `room` under the list lock in that case.
+    pub(super) fn move_to(
+        &self,
+        index: u32,
+        cluster: &Cluster,
+        state: &mut State,
+        to: Place,
+        room: impl FnOnce(),
+    ) -> Leftover {
+        let mut leftover = Leftover::default();
+        let from = cluster.place();
+        let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) else { return leftover };
+        let shard = &self.shards[trunk.shard.load(Relaxed) as usize];
+        let mut lists = shard.lock();
+        lists.place(self, index, cluster, to);
+        trunk.count_free(from, to);
+        if to.is_bare() {
+            leftover = state.reset();
+            leftover.table = leftover.table.and_then(|table| lists.keep(table));
+        }
+        shard.publish(&lists);
+        if to.has_room() && !from.has_room() {
+            room();
+        }
+        leftover
+    }
+
+    /// Takes the first cluster of a list of a shard that nobody works in, for `order`.
+    pub(super) fn pick(&self, shard: usize, from: Place, order: u8) -> Pick<'_> {
+        let shard = &self.shards[shard];
+        if !shard.may_have(from) {
+            return Pick::Empty;
+        }
+        let mut lists = shard.lock();
+        let mut index = lists.first(from);
+        let mut busy = None;
+        for _ in 0..lists.len(from).min(PICK_TRIES) {
+            let cluster = self.cluster(index);
+            let Some(mut state) = cluster.try_lock() else {
+                busy = busy.or(Some(cluster));
+                index = cluster.next.load(Relaxed);
+                continue;
+            };
+            let mut to = from;
+            if from.is_bare() {
+                let Some(table) = lists.spare().pop() else { return Pick::NeedTable };
+                state.table = Some(table);
+                state.order = order;
+                // The whole cluster goes to one run: it is full as soon as the lock is free again.
+                to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
+            }
+            lists.place(self, index, cluster, to);
+            if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
+                trunk.count_free(from, to);
+            }
+            shard.publish(&lists);
+            return Pick::Got(index, cluster, state);
+        }
+        busy.map_or(Pick::Empty, Pick::Busy)
+    }
+
+    /// Takes a free cluster, whose lock the caller holds, for `order`; `false` without memory.
+    pub(super) fn claim(&self, index: u32, cluster: &Cluster, state: &mut State, order: u8) -> bool {
+        let shard = &self.shards[0];
+        let mut lists = shard.lock();
+        let Some(table) = lists.spare().pop() else { return false };
+        state.table = Some(table);
+        state.order = order;
+        let to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
+        lists.place(self, index, cluster, to);
+        if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
+            trunk.count_free(Place::FREE, to);
+        }
+        shard.publish(&lists);
+        true
+    }
+
+    /// The first cluster of a list of a shard, not locked: a guess.
+    pub(super) fn first_of(&self, shard: usize, place: Place) -> Option<(u32, &Cluster)> {
+        let shard = &self.shards[shard];
+        if !shard.may_have(place) {
+            return None;
+        }
+        let index = shard.lock().first(place);
+        self.get(index).map(|cluster| (index, cluster))
+    }
+
+    /// The entry of the first slot of the cluster after this one, or of the first of all.
+    pub(super) fn base_after(&self, index: u32) -> Entry {
+        let next = (index as u64 + 1) * CLUSTER_SLOTS as u64;
+        self.base(if next < self.end() { index + 1 } else { 0 })
+    }
+
+    pub(super) fn priority(&self) -> i32 {
+        self.priority.load(Relaxed)
+    }
+
+    /// Gives a shard a table to use for its next free cluster; `false` without memory.
+    pub(super) fn add_spare(&self, shard: usize) -> bool {
+        let Some(table) = Table::new() else { return false };
+        let left = self.shards[shard].lock().keep(table);
+        drop(left);
+        true
+    }
+
+    /// Lets a shard have the clusters of a trunk that was not used yet: `wanted`, or the lowest. Returns
+    /// whether there was one.
+    pub(super) fn adopt(
+        &self,
+        shard: usize,
+        wanted: Option<u32>,
+        mut room: impl FnMut(),
+    ) -> Result<bool, NoMemory> {
+        if !self.has_fresh() {
+            return Ok(false);
+        }
+        let lowest = || self.trunks.lock().fresh.lowest();
+        let Some(number) = wanted.or_else(lowest) else { return Ok(false) };
+        let trunk = self.make_trunk(number).ok_or(NoMemory)?;
+        let mut spares = self.trim_tables(number).ok_or(NoMemory)?.into_iter().flatten();
+        let mut trunks = self.trunks.lock();
+        // Under the lock that swapoff takes after it switched the device off.
+        if !self.is_on() || !trunks.fresh.remove(number) {
+            // Another CPU was quicker: what it adopted is for all.
+            return Ok(self.is_on() && wanted.is_none());
+        }
+        self.fresh.fetch_sub(1, Relaxed);
+        trunk.shard.store(shard as u16, Relaxed);
+        for (i, cluster) in trunk.clusters.iter().enumerate() {
+            let index = number * TRUNK_CLUSTERS as u32 + i as u32;
+            let (first, end) = self.limits(index);
+            if first >= end {
+                continue;
+            }
+            let mut state = cluster.lock();
+            let mut to = Place::FREE;
+            if (first, end) != (0, CLUSTER_SLOTS) {
+                // Never whole, so never free: it starts as a cluster for single pages.
+                state.table = spares.next();
+                state.trim(first, end);
+                to = Place::nonfull(0);
+            }
+            let _ = self.move_to(index, cluster, &mut state, to, &mut room);
+        }
+        Ok(true)
+    }
+
+    /// Tables for the clusters of a trunk that the header or the end of the device cut short.
+    fn trim_tables(&self, trunk: u32) -> Option<[Option<super::table::One<Table>>; 2]> {
+        let first = trunk * TRUNK_CLUSTERS as u32;
+        let mut cut = (first..first + TRUNK_CLUSTERS as u32).filter(|&index| {
+            let (first, end) = self.limits(index);
+            first < end && (first, end) != (0, CLUSTER_SLOTS)
+        });
+        let mut tables = [None, None];
+        for table in &mut tables {
+            if cut.next().is_some() {
+                *table = Some(Table::new()?);
+            }
+        }
+        Some(tables)
+    }
+
+    /// Which slots of a cluster are for pages.
+    fn limits(&self, index: u32) -> (usize, usize) {
+        let start = index as u64 * CLUSTER_SLOTS as u64;
+        let within = |slot: u64| slot.saturating_sub(start).min(CLUSTER_SLOTS as u64) as usize;
+        (within(self.first.load(Relaxed)), within(self.end()))
+    }
+
+    /// A leased trunk comes. `false` if it is there already, out of range, or memory is short.
+    pub(super) fn add_trunk(&self, number: u32) -> bool {
+        if number >= MAX_TRUNKS {
+            return false;
+        }
+        let (Some(mut owned_room), Some(mut fresh_room)) = (TrunkSet::room(number), TrunkSet::room(number))
+        else {
+            return false;
+        };
+        let mut trunks = self.trunks.lock();
+        trunks.owned.grow(&mut owned_room);
+        trunks.fresh.grow(&mut fresh_room);
+        if !trunks.owned.insert(number) {
+            return false;
+        }
+        trunks.fresh.insert(number);
+        self.end.fetch_max((number as u64 + 1) * TRUNK_SLOTS, Relaxed);
+        self.fresh.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// Whether all slots of a trunk are for pages.
+    fn is_whole(&self, number: u32) -> bool {
+        let start = number as u64 * TRUNK_SLOTS;
+        self.first.load(Relaxed) <= start && start + TRUNK_SLOTS <= self.end()
+    }
+
+    /// A trunk none of whose slots is used goes: its number, or `None` if there is no such trunk. One that
+    /// holds the header, or that the device's end cuts short, stays.
+    pub(super) fn take_empty_trunk(&self) -> Option<u32> {
+        let mut trunks = self.trunks.lock();
+        let fresh = trunks.fresh.iter().find(|&number| self.is_whole(number));
+        let number = match fresh {
+            Some(number) => {
+                trunks.fresh.remove(number);
+                self.fresh.fetch_sub(1, Relaxed);
+                number
+            }
+            None => trunks.owned.iter().find(|&number| self.empty_trunk(number))?,
+        };
+        trunks.owned.remove(number);
+        Some(number)
+    }
+
+    /// Makes all clusters of a trunk absent if all are free; the trunks lock is held.
+    fn empty_trunk(&self, number: u32) -> bool {
+        let Some(trunk) = self.trunk(number) else { return false };
+        if trunk.free.load(Relaxed) != TRUNK_CLUSTERS as u32 {
+            return false;
+        }
+        let move_all = |clusters: &[Cluster], from: Place, to: Place| {
+            clusters.iter().enumerate().position(|(i, cluster)| {
+                let mut state = cluster.lock();
+                if cluster.place() != from {
+                    return true;
+                }
+                let index = number * TRUNK_CLUSTERS as u32 + i as u32;
+                let _ = self.move_to(index, cluster, &mut state, to, || ());
+                false
+            })
+        };
+        match move_all(&trunk.clusters, Place::FREE, Place::ABSENT) {
+            None => true,
+            // Somebody was quicker and uses a slot now.
+            Some(taken) => {
+                move_all(&trunk.clusters[..taken], Place::ABSENT, Place::FREE);
+                false
+            }
+        }
+    }
+
+    /// Whether order 0 can have a slot: looks under the locks, so the answer is not a guess.
+    pub(super) fn has_room(&self) -> bool {
+        // This lock waits for a trunk that is between fresh and free.
+        let fresh = self.trunks.lock().fresh.lowest().is_some();
+        fresh || self.shards.iter().any(|shard| shard.lock().has_room())
+    }
+
+    /// Every trunk that the device has is fresh again, as after swapon. All slots are free, the device
+    /// is off, and nobody discards.
+    pub(super) fn renew(&self) {
+        let mut trunks = self.trunks.lock();
+        for (index, cluster) in self.clusters(0) {
+            let mut state = cluster.lock();
+            if cluster.place() != Place::ABSENT {
+                let first = self.move_to(index, cluster, &mut state, Place::ABSENT, || ());
+                let second = state.reset();
+                drop(state);
+                drop((first, second));
+            }
+        }
+        self.known.store(false, Relaxed);
+        *trunks = Trunks::default();
+        self.fresh.store(0, Relaxed);
+        for shard in &self.shards {
+            while let Some(table) = { shard.lock().spare().pop() } {
+                drop(table);
+            }
+        }
+    }
+
+    /// Waits until everybody who began to allocate while the device was on is done with it.
+    pub(super) fn settle(&self) {
+        drop(self.trunks.lock());
+        for (_, cluster) in self.clusters(0) {
+            drop(cluster.lock());
+        }
+    }
+}
+
+impl Find for Device {
+    fn cluster(&self, index: u32) -> &Cluster {
+        self.get(index).expect("a cluster on a list was made")
+    }
+}
+
+impl Trunk {
+    /// Keeps count of free clusters as one moves; the lock of the trunk's shard is held.
+    fn count_free(&self, from: Place, to: Place) {
+        let (was, is) = (from == Place::FREE, to == Place::FREE);
+        if was != is {
+            let free = self.free.load(Relaxed);
+            self.free.store(if is { free + 1 } else { free - 1 }, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Mistakes that a model can have made on purpose, to show that it would notice them.
+//!
+//! Outside of loom and shuttle no mistake can be asked for, and the compiler removes the places.
+
+/// A way to get it wrong. Each is one that an earlier design had, or nearly had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flaw {
+    /// A slot is looked at under one lock section and freed in another.
+    PutInTwo,
+    /// A cluster is moved to another list after its lock was let go.
+    MoveUnlocked,
+    /// A hint is believed without a look at the cluster's order and at whether the device is on.
+    HintBelieved,
+    /// A device is taken for full without a second look after it was marked so.
+    FullUnsure,
+    /// Swapoff does not wait for allocations that began before it.
+    OffAtOnce,
+    /// Room for an overflowing count is installed over room that somebody installed meanwhile.
+    ContinuedTwice,
+}
+
+#[cfg(any(loom, shuttle))]
+mod asked {
+    extern crate std;
+    use super::Flaw;
+    use std::cell::Cell;
+
+    // Both model checkers run all threads of a model on the thread of its test.
+    std::thread_local!(static ASKED: Cell<Option<Flaw>> = const { Cell::new(None) });
+
+    /// Has the models on this thread make a mistake from now on, or none.
+    pub fn ask(flaw: Option<Flaw>) {
+        ASKED.set(flaw);
+    }
+
+    pub(in super::super) fn makes(flaw: Flaw) -> bool {
+        ASKED.get() == Some(flaw)
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+pub use asked::ask;
+#[cfg(any(loom, shuttle))]
+pub(super) use asked::makes;
+
+#[cfg(not(any(loom, shuttle)))]
+pub(super) const fn makes(_: Flaw) -> bool {
+    false
+}

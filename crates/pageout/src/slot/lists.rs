@@ -1,0 +1,218 @@
+//! Lists of clusters, and the shards that hold them.
+//!
+//! A device has a shard per CPU (a rotating one has one shard). A trunk joins the shard of the CPU that
+//! uses it first, so CPUs meet on a list lock only when one frees what another allocated, or when space
+//! is short. Nothing is owned by that: every CPU may use every shard.
+//!
+//! The list lock is inside the cluster lock. Whoever holds it first may only *try* cluster locks.
+
+use alloc::vec::Vec;
+
+use super::cluster::{Cluster, NOBODY};
+use super::table::{One, Table};
+use super::{LockClass, ORDERS};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::sync::{Guard, Lock};
+
+/// Locks of the devices' lists of clusters.
+pub static LIST_LOCKS: LockClass = LockClass::new();
+
+/// Where a cluster is: on one of the lists, or on none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place(pub(super) u8);
+
+impl Place {
+    /// Nothing used; one of these serves any order next.
+    pub(super) const FREE: Self = Self(0);
+    /// Nothing used; the device has not been told yet.
+    pub(super) const DISCARD: Self = Self(1);
+    /// No slot free.
+    pub(super) const FULL: Self = Self(2);
+    const NONFULL: u8 = 3;
+    const FRAGMENTED: u8 = Self::NONFULL + ORDERS as u8;
+    const LISTS: usize = Self::FRAGMENTED as usize + ORDERS;
+
+    /// On no list: the device is being told that it is empty.
+    pub(super) const DISCARDING: Self = Self(254);
+    /// On no list: the cluster is not the allocator's.
+    pub(super) const ABSENT: Self = Self(255);
+
+    /// Serves `order`, and may have a free run of it.
+    pub(super) const fn nonfull(order: u8) -> Self {
+        Self(Self::NONFULL + order)
+    }
+
+    /// Serves `order`, has free slots, but no free run of it.
+    pub(super) const fn fragmented(order: u8) -> Self {
+        Self(Self::FRAGMENTED + order)
+    }
+
+    pub(super) const fn is_list(self) -> bool {
+        (self.0 as usize) < Self::LISTS
+    }
+
+    /// Every list.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..Self::LISTS as u8).map(Self)
+    }
+
+    /// A cluster here has a slot that an order-0 allocation can have.
+    pub(super) fn has_room(self) -> bool {
+        self.is_list() && self != Self::FULL
+    }
+
+    /// A cluster here has no table.
+    pub(super) fn is_bare(self) -> bool {
+        self == Self::FREE || self == Self::DISCARD
+    }
+
+    const fn bit(self) -> u32 {
+        1 << self.0
+    }
+}
+
+const _: () = assert!(Place::LISTS < 31, "a list has a bit in Shard::occupied");
+
+/// Bit of `Shard::occupied` that says: fewer than half of the clusters are free.
+const TIGHT: u32 = 1 << 31;
+
+/// Tables kept at hand in each shard, so that a cluster that empties and fills again and again does not
+/// go to the program's memory for it.
+const SPARE_TABLES: usize = 8;
+
+#[derive(Clone, Copy)]
+struct Ends {
+    first: u32,
+    last: u32,
+    len: u32,
+}
+
+pub(super) struct Lists {
+    ends: [Ends; Place::LISTS],
+    /// A bit for each list that has members.
+    members: u32,
+    clusters: u32,
+    /// Never longer than its capacity.
+    spare: Vec<One<Table>>,
+}
+
+/// Finds the cluster of an index; every index on a list has one.
+pub(super) trait Find {
+    fn cluster(&self, index: u32) -> &Cluster;
+}
+
+impl Lists {
+    pub(super) fn first(&self, place: Place) -> u32 {
+        self.ends[place.0 as usize].first
+    }
+
+    pub(super) fn len(&self, place: Place) -> u32 {
+        self.ends[place.0 as usize].len
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.members & !Place::FULL.bit() != 0
+    }
+
+    pub(super) fn spare(&mut self) -> &mut Vec<One<Table>> {
+        &mut self.spare
+    }
+
+    /// Puts a table by; gives it back if there are enough.
+    pub(super) fn keep(&mut self, table: One<Table>) -> Option<One<Table>> {
+        if self.spare.len() == self.spare.capacity() {
+            return Some(table);
+        }
+        self.spare.push(table);
+        None
+    }
+
+    /// Moves the cluster to the end of another list, or of its own. The caller holds its lock too.
+    pub(super) fn place(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Place) {
+        let from = cluster.place();
+        if from == to && to.is_list() && self.ends[to.0 as usize].last == index {
+            return;
+        }
+        if from.is_list() {
+            self.unlink(find, cluster, from);
+        }
+        if to.is_list() {
+            self.link_last(find, index, cluster, to);
+        }
+        self.clusters += u32::from(from == Place::ABSENT);
+        self.clusters -= u32::from(to == Place::ABSENT);
+        cluster.set_place(to);
+    }
+
+    fn link_last(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Place) {
+        let ends = &mut self.ends[to.0 as usize];
+        cluster.prev.store(ends.last, Relaxed);
+        cluster.next.store(NOBODY, Relaxed);
+        match ends.last {
+            NOBODY => ends.first = index,
+            last => find.cluster(last).next.store(index, Relaxed),
+        }
+        ends.last = index;
+        ends.len += 1;
+        self.members |= to.bit();
+    }
+
+    fn unlink(&mut self, find: &impl Find, cluster: &Cluster, from: Place) {
+        let ends = &mut self.ends[from.0 as usize];
+        let (prev, next) = (cluster.prev.load(Relaxed), cluster.next.load(Relaxed));
+        match prev {
+            NOBODY => ends.first = next,
+            prev => find.cluster(prev).next.store(next, Relaxed),
+        }
+        match next {
+            NOBODY => ends.last = prev,
+            next => find.cluster(next).prev.store(prev, Relaxed),
+        }
+        ends.len -= 1;
+        if ends.len == 0 {
+            self.members &= !from.bit();
+        }
+    }
+
+    /// The bits of `Shard::occupied`.
+    fn summary(&self) -> u32 {
+        let tight = if self.len(Place::FREE) * 2 < self.clusters { TIGHT } else { 0 };
+        self.members | tight
+    }
+}
+
+#[repr(align(128))]
+pub(super) struct Shard {
+    lists: Lock<Lists>,
+    /// Which lists have members, to be looked at without the lock: a guess that saves locking in vain.
+    occupied: AtomicU32,
+}
+
+impl Shard {
+    pub(super) fn new() -> Option<Self> {
+        let mut spare = Vec::new();
+        spare.try_reserve_exact(SPARE_TABLES).ok()?;
+        let ends = [Ends { first: NOBODY, last: NOBODY, len: 0 }; Place::LISTS];
+        let lists = Lists { ends, members: 0, clusters: 0, spare };
+        Some(Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: AtomicU32::new(0) })
+    }
+
+    pub(super) fn lock(&self) -> Guard<'_, Lists> {
+        self.lists.lock()
+    }
+
+    /// Tells those who look without the lock what the lists hold now; call it before unlocking.
+    pub(super) fn publish(&self, lists: &Lists) {
+        self.occupied.store(lists.summary(), Relaxed);
+    }
+
+    /// Whether the list seems to have members.
+    pub(super) fn may_have(&self, place: Place) -> bool {
+        self.occupied.load(Relaxed) & place.bit() != 0
+    }
+
+    /// Whether more than half of the shard's clusters are in use.
+    pub(super) fn is_tight(&self) -> bool {
+        self.occupied.load(Relaxed) & TIGHT != 0
+    }
+}

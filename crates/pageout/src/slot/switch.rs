@@ -1,0 +1,193 @@
+//! Devices that come and go: swapon, swapoff, trunks, and what is in use.
+
+use core::fmt;
+
+use super::device::{Device, DeviceConfig, MAX_TRUNKS};
+use super::flaw::{makes, Flaw};
+use super::lists::Place;
+use super::table::one;
+use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_SLOTS};
+use crate::sync::atomic::Ordering::Relaxed;
+
+/// Why a device was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwaponError {
+    /// As many devices are on as there can be.
+    TooManyDevices,
+    /// More slots than a device can have, or a header larger than a cluster.
+    BadSize,
+    /// Memory is short.
+    NoMemory,
+}
+
+impl fmt::Display for SwaponError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyDevices => write!(f, "{MAX_DEVICES} devices are on; swapoff one first"),
+            Self::BadSize => write!(f, "a device has at most 64T, and less than 2M of it may be a header"),
+            Self::NoMemory => f.write_str("no memory for the tables of another device"),
+        }
+    }
+}
+
+impl core::error::Error for SwaponError {}
+
+/// Why a device cannot leave yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwapoffError {
+    /// No such device is on.
+    NoDevice,
+    /// So many slots are in use: go on with [`Slots::next_used`].
+    InUse(u64),
+    /// A cluster is being discarded: wait for [`Slots::discarded`].
+    Discarding,
+}
+
+impl fmt::Display for SwapoffError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => f.write_str("no such device is on"),
+            Self::InUse(slots) => write!(f, "{slots} pages are still on the device"),
+            Self::Discarding => f.write_str("a part of the device is being discarded"),
+        }
+    }
+}
+
+impl core::error::Error for SwapoffError {}
+
+/// How full a device is. Taken while others work: each number held at some time, not all at the same.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Usage {
+    /// Slots that the device has, those of a header and bad ones included.
+    pub slots: u64,
+    /// Slots in use.
+    pub used: u64,
+    /// Clusters that serve no order now, those of trunks never used included.
+    pub free_clusters: u64,
+}
+
+/// Where a walk over used slots is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cursor(Option<Entry>);
+
+impl Slots {
+    /// Takes a device on. Its slots can be given from now on.
+    pub fn swapon(&self, config: DeviceConfig) -> Result<DeviceId, SwaponError> {
+        if config.slots > MAX_SLOTS || config.first >= CLUSTER_SLOTS as u64 {
+            return Err(SwaponError::BadSize);
+        }
+        let mut numbers = self.numbers.lock();
+        let number = numbers.trailing_ones() as usize;
+        let id = DeviceId::new(number).ok_or(SwaponError::TooManyDevices)?;
+        let device = self.devices[number].get_or_try_init(|| {
+            Device::new(id, self.cpus.len()).and_then(one).ok_or(SwaponError::NoMemory)
+        })?;
+        if !device[0].configure(&config) {
+            return Err(SwaponError::NoMemory);
+        }
+        *numbers |= id.bit();
+        device[0].set_on(true);
+        self.available.fetch_or(id.bit(), Relaxed);
+        Ok(id)
+    }
+
+    fn device_on(&self, id: DeviceId) -> Option<&Device> {
+        self.device(id).filter(|_| *self.numbers.lock() & id.bit() != 0)
+    }
+
+    /// A trunk of 64 MiB comes: slots from `trunk * TRUNK_SLOTS`. `false` if it is there already, the
+    /// device is not, or memory is short.
+    pub fn add_trunk(&self, id: DeviceId, trunk: u32) -> bool {
+        let Some(device) = self.device_on(id) else { return false };
+        let added = trunk < MAX_TRUNKS && device.add_trunk(trunk);
+        if added {
+            self.mark_available(device);
+        }
+        added
+    }
+
+    /// A trunk of which no slot is used goes; its number, for who leased it, or `None`.
+    pub fn take_empty_trunk(&self, id: DeviceId) -> Option<u32> {
+        self.device_on(id)?.take_empty_trunk()
+    }
+
+    /// From when this returns no slot of the device is given any more; its use only falls. `false` if no
+    /// such device is on.
+    pub fn swapoff_begin(&self, id: DeviceId) -> bool {
+        let Some(device) = self.device_on(id) else { return false };
+        device.set_on(false);
+        self.available.fetch_and(!id.bit(), Relaxed);
+        if !makes(Flaw::OffAtOnce) {
+            device.settle();
+        }
+        true
+    }
+
+    /// The device goes on as if swapoff had never begun.
+    pub fn swapoff_cancel(&self, id: DeviceId) {
+        if let Some(device) = self.device_on(id) {
+            device.set_on(true);
+            self.available.fetch_or(id.bit(), Relaxed);
+        }
+    }
+
+    /// The device leaves, if swapoff has begun and no slot is in use any more. Its number is free.
+    pub fn swapoff_end(&self, id: DeviceId) -> Result<(), SwapoffError> {
+        let mut numbers = self.numbers.lock();
+        let device = self.device(id).filter(|_| *numbers & id.bit() != 0).ok_or(SwapoffError::NoDevice)?;
+        match self.count_used(device) {
+            0 => {}
+            used => return Err(SwapoffError::InUse(used)),
+        }
+        if device.clusters(0).any(|(_, cluster)| cluster.place() == Place::DISCARDING) {
+            return Err(SwapoffError::Discarding);
+        }
+        device.renew();
+        *numbers &= !id.bit();
+        Ok(())
+    }
+
+    /// A walk over the used slots of a device, from its start.
+    pub fn walk(&self, id: DeviceId) -> Cursor {
+        Cursor(Some(Entry::new(id, 0)))
+    }
+
+    /// The next used slot on the walk, ascending, with its first owner and how many name it. It may be
+    /// allocated a moment ago and not be written yet, and may be free when the caller looks. After the
+    /// walk's end, where swapoff has begun, what was left in use is found by another walk.
+    pub fn next_used(&self, cursor: &mut Cursor) -> Option<(Entry, Owner, u32)> {
+        let from = cursor.0?;
+        let device = self.device(from.device()?)?;
+        for (index, cluster) in device.clusters(from.cluster()) {
+            let start = if index == from.cluster() { from.offset_in_cluster() } else { 0 };
+            let found = cluster.lock().next_used(start);
+            if let Some((at, owner, count)) = found {
+                let entry = device.base(index).at(at);
+                let next = entry.slot() + 1;
+                cursor.0 = (next < MAX_SLOTS).then(|| Entry::new(device.id, next));
+                return Some((entry, owner, count));
+            }
+        }
+        cursor.0 = None;
+        None
+    }
+
+    fn count_used(&self, device: &Device) -> u64 {
+        device.clusters(0).map(|(_, cluster)| cluster.lock().used() as u64).sum()
+    }
+
+    /// How full a device is. Looks at every cluster that was ever used: for people, not for decisions.
+    pub fn usage(&self, id: DeviceId) -> Option<Usage> {
+        let device = self.device_on(id)?;
+        let free = device.clusters(0).filter(|(_, cluster)| cluster.place().is_bare()).count() as u64;
+        let (owned, fresh) = {
+            let trunks = device.trunks();
+            (trunks.owned.iter().count() as u64, trunks.fresh.iter().count() as u64)
+        };
+        Some(Usage {
+            slots: (owned * TRUNK_SLOTS).min(device.end()),
+            used: self.count_used(device),
+            free_clusters: free + fresh * super::TRUNK_CLUSTERS as u64,
+        })
+    }
+}

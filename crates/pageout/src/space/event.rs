@@ -1,0 +1,131 @@
+//! What the program did to its memory, applied to the words.
+//!
+//! The caller holds the events lock exclusively and has just read the event, which lets the program go on:
+//! nothing else may look at a word before this has run. Applying never waits for I/O and never
+//! touches managed memory.
+
+use super::{page_start, Region, Regions, BLOCK, PAGE};
+use crate::engine::Engine;
+use crate::kernel::{Event, Kernel};
+use crate::page::{Tag, Word};
+
+/// Applies one event.
+pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event: Event) {
+    match event {
+        Event::Fault(_) => {}
+        Event::Remove { start, end } => forget(engine, start, end, Word::discard),
+        Event::Unmap { start, end } => {
+            regions.remove(start, end);
+            forget(engine, start, end, Word::forget);
+        }
+        Event::Remap { from, to, len } => remap(engine, regions, from, to, len),
+    }
+}
+
+/// The pages of a range are the program's no more: their slots are free, and a frame that still holds one
+/// is free once its writer notices.
+fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
+    for (block_start, block) in engine.space.blocks(start, end) {
+        let mut block = block.lock();
+        let from = start.max(block_start);
+        let to = end.min(block_start + BLOCK);
+        let split = block.huge && to - from < BLOCK;
+        let (mut index, stop) = ((from - block_start) / PAGE, (to - block_start) / PAGE);
+        while index < stop {
+            if block.unit(index).is_none() {
+                index = (index / super::UNIT_PAGES + 1) * super::UNIT_PAGES;
+                continue;
+            }
+            forget_page(engine, &mut block, index, verb);
+            index += 1;
+        }
+        if split {
+            block.huge = false;
+            engine.requeue_units(&mut block, block_start);
+        }
+    }
+}
+
+fn forget_page<K: Kernel>(
+    engine: &Engine<K>,
+    block: &mut super::BlockState,
+    index: usize,
+    verb: fn(Word) -> Word,
+) {
+    let word = block.word(index);
+    match word.tag() {
+        Tag::Resident | Tag::Swapped if word.payload() != 0 => engine.place.put(word.payload(), 1),
+        // The reader of a Busy page uses its slot; it puts it when it finds the word changed.
+        Tag::None | Tag::Busy | Tag::Cached | Tag::Zero | Tag::Poisoned | Tag::Resident | Tag::Swapped => {}
+    }
+    block.set(index, verb(word));
+    block.set_sum(index, 0);
+}
+
+/// `mremap`: pages, words and the mapping itself are at `to` now.
+fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: usize, len: usize) {
+    let mut moved = alloc::vec::Vec::new();
+    for region in regions.iter() {
+        let (start, end) = (region.start.max(from), region.end.min(from + len));
+        if start < end {
+            moved.push((start, end));
+        }
+    }
+    regions.remove(from, from + len);
+    for (start, end) in moved {
+        regions.insert(Region { start: to + (start - from), end: to + (end - from) });
+    }
+    for (block_start, block) in engine.space.blocks(from, from + len) {
+        let first = from.max(block_start);
+        let last = (from + len).min(block_start + BLOCK);
+        let mut at = first;
+        while at < last {
+            let index = (at - block_start) / PAGE;
+            let (word, sum) = {
+                let mut block = block.lock();
+                if block.unit(index).is_none() {
+                    at = (at / super::UNIT + 1) * super::UNIT;
+                    continue;
+                }
+                let (word, sum) = (block.word(index), block.sum(index));
+                block.set(index, word.forget());
+                block.set_sum(index, 0);
+                (word, sum)
+            };
+            if word.tag() != Tag::None {
+                settle_moved(engine, page_start(to + (at - from)), word, sum);
+            }
+            at += PAGE;
+        }
+        let mut block = block.lock();
+        if core::mem::take(&mut block.huge) {
+            engine.requeue_units(&mut block, block_start);
+        }
+    }
+}
+
+/// Gives the page at its new place what was known of it at the old one.
+fn settle_moved<K: Kernel>(engine: &Engine<K>, at: usize, word: Word, sum: u128) {
+    let block_start = at & !(BLOCK - 1);
+    let mut block = engine.space.block_or_new(at).lock();
+    let index = (at - block_start) / PAGE;
+    block.unit_or_new(index, &engine.space.spares);
+    forget_page(engine, &mut block, index, Word::forget);
+    let here = block.word(index);
+    match word.tag() {
+        // Its reader will find the old word changed, and drop what it read and its count of the slot.
+        // Here it must be possible to read it again: one more count.
+        Tag::Busy => {
+            engine.place.dup(word.payload(), 1);
+            block.set(index, here.moved_swapped(word));
+        }
+        _ => block.set(index, here.moved(word)),
+    }
+    block.set_sum(index, sum);
+    if word.tag() == Tag::Cached {
+        engine.frames.set_owner(word.payload() as u32, at);
+    }
+    if word.tag() == Tag::Resident {
+        engine.used(&mut block, block_start, index);
+    }
+}

@@ -1,0 +1,369 @@
+//! The managed addresses of one process: blocks of 2 MiB, units of 64 KiB in them, a word per page.
+//!
+//! A two-level table maps an address to its block without a lock; blocks and units come with the first
+//! page that is known of them and stay (their addresses are likely to be used again). Everything in a block
+//! is guarded by the block's lock, which comes after the events lock and before all others.
+//!
+//! Memory: 16 words and 16 checksums a unit, 400 bytes for 64 KiB, so one page touched here and there
+//! costs less than a page of its own; a dense gigabyte costs 6.5 MiB.
+
+pub mod discover;
+pub mod event;
+pub mod pins;
+mod region;
+
+pub use region::{Region, Regions};
+
+use crate::page::{Tag, Word};
+use crate::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
+use crate::sync::{Guard, Lock, LockClass};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+/// Bytes of a block.
+pub const BLOCK: usize = 2 << 20;
+/// Pages of a block.
+pub const BLOCK_PAGES: usize = 512;
+/// Pages of a unit: what reclaim queues and takes.
+pub const UNIT_PAGES: usize = 16;
+/// Bytes of a unit.
+pub const UNIT: usize = UNIT_PAGES * PAGE;
+/// Units of a block.
+pub const BLOCK_UNITS: usize = BLOCK / UNIT;
+/// Past the last user address (47 bits; programs that ask for more with MAP_FIXED are not managed there).
+pub const TOP: usize = 1 << 47;
+
+const LEAF_BITS: usize = 13;
+const LEAF: usize = 1 << LEAF_BITS;
+
+/// Acquisitions and waits of block locks.
+pub static BLOCK_LOCKS: LockClass = LockClass::new();
+
+/// The address of the page that has `address`.
+pub const fn page_start(address: usize) -> usize {
+    address & !(PAGE - 1)
+}
+
+/// What reclaim knows of a unit. See `reclaim::policy`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// The clock of evictions when the unit left last; 0 = never.
+    pub evicted_at: u32,
+    /// Signs of use since it was queued.
+    pub frequency: u8,
+    /// It is in a queue.
+    pub queued: bool,
+}
+
+/// 16 pages and what is known of them.
+pub struct Unit {
+    /// Where each page is.
+    pub words: [Word; UNIT_PAGES],
+    /// Keyed checksum of what each page's entry holds; 0 = the entry holds nothing yet.
+    pub sums: [u128; UNIT_PAGES],
+    /// For the reclaim policy.
+    pub usage: Usage,
+    /// How many hold it here: it does not leave while this is above 0.
+    pub held: u16,
+}
+
+impl Unit {
+    /// All None.
+    pub fn new() -> Self {
+        Self { words: [Word::default(); UNIT_PAGES], sums: [0; UNIT_PAGES], usage: Usage::default(), held: 0 }
+    }
+}
+
+impl Default for Unit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a block's lock guards.
+pub struct BlockState {
+    units: [Option<Box<Unit>>; BLOCK_UNITS],
+    /// Pages whose word is Resident.
+    pub resident: u16,
+    /// Last known to be mapped by one huge page.
+    pub huge: bool,
+}
+
+impl BlockState {
+    /// The unit of page `index`, if anything is known of it.
+    pub fn unit(&self, index: usize) -> Option<&Unit> {
+        self.units[index / UNIT_PAGES].as_deref()
+    }
+
+    /// The same, to change.
+    pub fn unit_mut(&mut self, index: usize) -> Option<&mut Unit> {
+        self.units[index / UNIT_PAGES].as_deref_mut()
+    }
+
+    /// The unit of page `index`; a missing one comes from `spares`.
+    pub fn unit_or_new(&mut self, index: usize, spares: &Spares) -> &mut Unit {
+        self.units[index / UNIT_PAGES].get_or_insert_with(|| spares.take())
+    }
+
+    /// The word of page `index`.
+    pub fn word(&self, index: usize) -> Word {
+        self.unit(index).map_or(Word::default(), |unit| unit.words[index % UNIT_PAGES])
+    }
+
+    /// Sets the word of page `index`, whose unit exists, and keeps the count of resident pages.
+    pub fn set(&mut self, index: usize, word: Word) {
+        let unit = self.units[index / UNIT_PAGES].as_deref_mut().expect("unit of a known page");
+        let old = core::mem::replace(&mut unit.words[index % UNIT_PAGES], word);
+        self.resident -= (old.tag() == Tag::Resident) as u16;
+        self.resident += (word.tag() == Tag::Resident) as u16;
+    }
+
+    /// The checksum of page `index`.
+    pub fn sum(&self, index: usize) -> u128 {
+        self.unit(index).map_or(0, |unit| unit.sums[index % UNIT_PAGES])
+    }
+
+    /// Sets the checksum of page `index`, whose unit exists.
+    pub fn set_sum(&mut self, index: usize, sum: u128) {
+        self.units[index / UNIT_PAGES].as_deref_mut().expect("unit of a known page").sums
+            [index % UNIT_PAGES] = sum;
+    }
+
+    /// Does somebody hold the unit of page `index`, or, of a huge page, any part of it?
+    pub fn is_held(&self, index: usize) -> bool {
+        let held = |unit: &Option<Box<Unit>>| unit.as_ref().is_some_and(|unit| unit.held > 0);
+        if self.huge {
+            self.units.iter().any(held)
+        } else {
+            held(&self.units[index / UNIT_PAGES])
+        }
+    }
+
+    /// Pages `from..from + n` are all in `tag`.
+    pub fn all(&self, from: usize, n: usize, tag: Tag) -> bool {
+        (from..from + n).all(|index| self.word(index).tag() == tag)
+    }
+}
+
+/// 2 MiB of addresses, aligned.
+pub struct Block {
+    state: Lock<BlockState>,
+}
+
+impl Block {
+    fn new() -> Self {
+        const NONE: Option<Box<Unit>> = None;
+        let state = BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false };
+        Self { state: Lock::new(state, &BLOCK_LOCKS) }
+    }
+
+    /// Takes the block's lock.
+    pub fn lock(&self) -> Guard<'_, BlockState> {
+        self.state.lock()
+    }
+}
+
+struct Leaf {
+    blocks: [AtomicPtr<Block>; LEAF],
+}
+
+impl Leaf {
+    fn new() -> Self {
+        Self { blocks: [const { AtomicPtr::new(core::ptr::null_mut()) }; LEAF] }
+    }
+}
+
+/// Leaves, blocks and units made ahead, so that the fault path allocates nothing.
+// Boxes: they are handed on as they are, published by address.
+#[allow(clippy::vec_box)]
+pub struct Spares {
+    units: Lock<Vec<Box<Unit>>>,
+    blocks: Lock<Vec<Box<Block>>>,
+    leaves: Lock<Vec<Box<Leaf>>>,
+}
+
+static SPARE_LOCKS: LockClass = LockClass::new();
+/// Units and blocks to keep ready.
+const SPARE_UNITS: usize = 1024;
+const SPARE_BLOCKS: usize = 64;
+const SPARE_LEAVES: usize = 2;
+
+impl Spares {
+    fn new() -> Self {
+        let spares = Self {
+            units: Lock::new(Vec::with_capacity(SPARE_UNITS), &SPARE_LOCKS),
+            blocks: Lock::new(Vec::with_capacity(SPARE_BLOCKS), &SPARE_LOCKS),
+            leaves: Lock::new(Vec::with_capacity(SPARE_LEAVES), &SPARE_LOCKS),
+        };
+        spares.refill();
+        spares
+    }
+
+    fn take(&self) -> Box<Unit> {
+        let spare = self.units.lock().pop();
+        spare.unwrap_or_else(|| Box::new(Unit::new()))
+    }
+
+    fn take_block(&self) -> Box<Block> {
+        let spare = self.blocks.lock().pop();
+        spare.unwrap_or_else(|| Box::new(Block::new()))
+    }
+
+    fn take_leaf(&self) -> Box<Leaf> {
+        let spare = self.leaves.lock().pop();
+        spare.unwrap_or_else(|| Box::new(Leaf::new()))
+    }
+
+    /// Makes what was used up. From a thread that may allocate; no lock held.
+    pub fn refill(&self) {
+        refill(&self.units, SPARE_UNITS, Unit::new);
+        refill(&self.blocks, SPARE_BLOCKS, Block::new);
+        refill(&self.leaves, SPARE_LEAVES, Leaf::new);
+    }
+}
+
+fn refill<T>(spares: &Lock<Vec<Box<T>>>, most: usize, make: impl Fn() -> T) {
+    while spares.lock().len() < most {
+        let spare = Box::new(make());
+        let mut spares = spares.lock();
+        // Never beyond the capacity: nothing is allocated under the lock.
+        if spares.len() < most {
+            spares.push(spare);
+        }
+    }
+}
+
+/// All blocks of a process.
+pub struct Space {
+    root: Box<[AtomicPtr<Leaf>]>,
+    /// Made ahead for the fault path.
+    pub spares: Spares,
+}
+
+impl Space {
+    /// An empty space.
+    pub fn new() -> Self {
+        let leaves = TOP / BLOCK / LEAF;
+        Self {
+            root: (0..leaves).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect(),
+            spares: Spares::new(),
+        }
+    }
+
+    /// The block of `address`, if anything is known of it.
+    pub fn block(&self, address: usize) -> Option<&Block> {
+        let number = address / BLOCK;
+        let leaf = self.root.get(number / LEAF)?.load(Acquire);
+        // SAFETY: leaves and blocks are published whole and never freed before the space.
+        let block = unsafe { leaf.as_ref()? }.blocks[number % LEAF].load(Acquire);
+        unsafe { block.as_ref() }
+    }
+
+    /// The block of `address`; made when it is not there. `address` is below [`TOP`].
+    pub fn block_or_new(&self, address: usize) -> &Block {
+        let number = address / BLOCK;
+        let leaf = publish(&self.root[number / LEAF], || self.spares.take_leaf());
+        publish(&leaf.blocks[number % LEAF], || self.spares.take_block())
+    }
+
+    /// Pages that are mapped in the program, as far as is known: a walk over all blocks. No block lock held.
+    pub fn resident(&self) -> usize {
+        self.blocks(0, TOP).map(|(_, block)| block.lock().resident as usize).sum()
+    }
+
+    /// Each known block that has addresses in `start..end`, with its first address.
+    pub fn blocks(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, &Block)> + '_ {
+        let end = end.min(TOP);
+        let mut at = start & !(BLOCK - 1);
+        core::iter::from_fn(move || {
+            while at < end {
+                let number = at / BLOCK;
+                if self.root[number / LEAF].load(Acquire).is_null() {
+                    at = (number / LEAF + 1) * LEAF * BLOCK;
+                    continue;
+                }
+                let here = at;
+                at += BLOCK;
+                if let Some(block) = self.block(here) {
+                    return Some((here, block));
+                }
+            }
+            None
+        })
+    }
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The value behind `slot`; the first to come makes it.
+fn publish<T>(slot: &AtomicPtr<T>, make: impl FnOnce() -> Box<T>) -> &T {
+    let mut found = slot.load(Acquire);
+    if found.is_null() {
+        let made = Box::into_raw(make());
+        found = match slot.compare_exchange(core::ptr::null_mut(), made, AcqRel, Acquire) {
+            Ok(_) => made,
+            Err(first) => {
+                // SAFETY: ours was never published.
+                drop(unsafe { Box::from_raw(made) });
+                first
+            }
+        };
+    }
+    // SAFETY: published whole, never freed before its owner.
+    unsafe { &*found }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        for leaf in self.root.iter() {
+            let leaf = leaf.load(Acquire);
+            if leaf.is_null() {
+                continue;
+            }
+            // SAFETY: made by Box in `publish`; nobody else is left.
+            let leaf = unsafe { Box::from_raw(leaf) };
+            for block in &leaf.blocks {
+                let block = block.load(Acquire);
+                if !block.is_null() {
+                    // SAFETY: the same.
+                    drop(unsafe { Box::from_raw(block) });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_appear_once_and_are_found_in_order() {
+        let space = Space::new();
+        assert!(space.block(0x7f00_0000_0000).is_none());
+        for address in [0x7f00_0060_0000, 0x5500_0000_0000, 0x7f00_0000_1000] {
+            space.block_or_new(address);
+        }
+        assert!(core::ptr::eq(space.block_or_new(0x7f00_0000_2000), space.block(0x7f00_0000_0000).unwrap()));
+        let found: Vec<usize> = space.blocks(0, TOP).map(|(start, _)| start).collect();
+        assert_eq!(found, [0x5500_0000_0000, 0x7f00_0000_0000, 0x7f00_0060_0000]);
+    }
+
+    #[test]
+    fn resident_pages_are_counted() {
+        let space = Space::new();
+        let mut block = space.block_or_new(0).lock();
+        block.unit_or_new(3, &space.spares);
+        let word = block.word(3).adopt();
+        block.set(3, word);
+        assert_eq!(block.resident, 1);
+        block.set(3, word.leave(1));
+        assert_eq!(block.resident, 0);
+    }
+}

@@ -1,0 +1,140 @@
+//! What happened, counted: one page of relaxed counters per process.
+//!
+//! The page is shared memory that `pageout run` maps too, so that the counters of a process that was
+//! killed can still be read. Names are those of /proc/vmstat where the thing is the same, and the JSON
+//! keys that `--stats` writes. Nothing in the engine decides by them.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Largest order: 512 pages, 2 MiB.
+pub const MAX_ORDER: usize = 9;
+/// Buckets of a histogram: bucket `n` counts values in `[2^n, 2^(n+1))` nanoseconds.
+pub const BUCKETS: usize = 48;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// The counters. All values are since the start of the process; `*_bytes` are bytes,
+        /// everything else is a number of pages of 4 KiB or of events.
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: AtomicU64,)*
+            /// Runs of each order read from a device.
+            pub swpin: [AtomicU64; MAX_ORDER + 1],
+            /// Runs of each order written to a device.
+            pub swpout: [AtomicU64; MAX_ORDER + 1],
+            /// Runs that found no room at this order and were split.
+            pub swpout_fallback: [AtomicU64; MAX_ORDER + 1],
+            /// From reading a fault event to having answered it.
+            pub fault_ns: [AtomicU64; BUCKETS],
+            /// A read from the device on behalf of a fault.
+            pub device_ns: [AtomicU64; BUCKETS],
+        }
+
+        impl Stats {
+            /// Each plain counter with its name.
+            pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+                [$((stringify!($name), &self.$name)),*].into_iter().map(|(n, c)| (n, c.load(Relaxed)))
+            }
+        }
+    };
+}
+
+counters! {
+    /// Pages read from a device.
+    pswpin,
+    /// Pages written to a device.
+    pswpout,
+    /// Pages that came back as zeros without I/O.
+    swpin_zero,
+    /// Pages that left without I/O because they held only zeros.
+    swpout_zero,
+    /// Huge pages that came back whole and huge.
+    thp_swpin,
+    /// Huge pages that came back as small ones.
+    thp_swpin_fallback,
+    /// Huge pages that left whole.
+    thp_swpout,
+    /// Huge pages that were split to leave.
+    thp_swpout_fallback,
+    /// Pages brought in beside the one that was asked for.
+    swap_ra,
+    /// Pages brought in beside another that were then used, as far as it was observed.
+    swap_ra_hit,
+    /// Faults that needed a device.
+    pgmajfault,
+    /// Faults answered, all kinds.
+    pgfault,
+    /// Pages looked at by reclaim.
+    pgscan,
+    /// Pages that reclaim took.
+    pgsteal,
+    /// Faults that had to reclaim themselves.
+    allocstall,
+    /// Pages that came back after their eviction.
+    workingset_refault_anon,
+    /// Of these, pages that came back so soon that they were taken for part of the working set.
+    workingset_activate_anon,
+    /// Faults that found the page still in its frame.
+    rescued,
+    /// Pages that left unchanged and so without a write.
+    clean_dropped,
+    /// Pages that the kernel would not give (pinned).
+    busy_left,
+    /// Pages poisoned because they could not be brought back.
+    poisoned,
+    /// Write errors of devices.
+    write_errors,
+    /// Read errors of devices, and runs whose checksum did not match.
+    read_errors,
+    /// Times that adoption ran.
+    adoptions,
+    /// Largest resident memory seen, in bytes.
+    resident_peak_bytes,
+    /// Resident memory at the last look, in bytes.
+    resident_bytes,
+    /// The limit, in bytes.
+    limit_bytes,
+    /// Of the resident memory, what cannot go, in bytes.
+    unmanaged_bytes,
+    /// Pages that have a place on a device now.
+    swapped_pages,
+    /// 0 until the engine took up its work, then 1.
+    active,
+    /// The process that these counters belong to.
+    pid,
+    /// Acquisitions of the lock of a block, and of these the waits.
+    lock_block,
+    /// See `lock_block`.
+    lock_block_waits,
+    /// Acquisitions of a cluster lock, and of these the waits.
+    lock_cluster,
+    /// See `lock_cluster`.
+    lock_cluster_waits,
+    /// Acquisitions of a device's list lock, and of these the waits.
+    lock_lists,
+    /// See `lock_lists`.
+    lock_lists_waits,
+}
+
+/// The bytes that a process's counters take in shared memory.
+pub const STATS_BYTES: usize = 4096;
+const _: () = assert!(core::mem::size_of::<Stats>() <= STATS_BYTES);
+
+impl Stats {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Relaxed);
+    }
+
+    /// Sets a gauge.
+    pub fn set(gauge: &AtomicU64, value: u64) {
+        gauge.store(value, Relaxed);
+    }
+
+    /// Counts one value of `nanoseconds` in a histogram.
+    pub fn observe(histogram: &[AtomicU64; BUCKETS], nanoseconds: u64) {
+        let bucket = (63 - (nanoseconds | 1).leading_zeros() as usize).min(BUCKETS - 1);
+        histogram[bucket].fetch_add(1, Relaxed);
+    }
+}

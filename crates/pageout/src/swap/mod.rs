@@ -1,0 +1,7 @@
+//! Out to the devices and in from them: the place of a page, the way out, the way in.
+
+mod place;
+pub mod swapin;
+pub mod swapout;
+
+pub use place::{Lessor, Place};

@@ -1,0 +1,374 @@
+//! The way in: read a run of slots into filled frames, MOVE the frames to the pages that wait.
+//!
+//! ```text
+//! fetch    events shared, block lock: word Swapped → Busy for the run          (others leave it alone)
+//! read     no lock: one request, then the checksum of each page
+//! arrive   events shared, block lock: still the same word? MOVE, Busy → Resident
+//! ```
+//! What the program gave up in the meantime is noticed by its changed word; its frame and slot are then
+//! ours to give back. Allocates nothing.
+
+use super::swapout::Outgoing;
+use crate::engine::{Engine, Swapin};
+use crate::frame::{Parts, CHUNK, PARTS};
+use crate::kernel::Kernel;
+use crate::page::{Tag, Word};
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::stats::Stats;
+use crate::sync::atomic::Ordering::Relaxed;
+use rustix::io::Errno;
+
+/// What one server has under way. Made once.
+pub struct Incoming {
+    words: [Word; BLOCK_PAGES],
+    sums: [u128; BLOCK_PAGES],
+    good: [bool; BLOCK_PAGES],
+    pub(crate) outgoing: Outgoing,
+}
+
+/// Where the frames for a run come from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack of one call; the fault path allocates nothing"
+)]
+pub(crate) enum Buffer {
+    /// Small frames.
+    Small(Parts),
+    /// One huge frame.
+    Huge(u32),
+}
+
+impl Buffer {
+    /// The address of page `index`, and how many pages follow it there, itself included.
+    fn locate<K: Kernel>(&self, engine: &Engine<K>, index: usize) -> (usize, usize) {
+        match self {
+            Buffer::Small(parts) => {
+                let (frame, run) = parts.locate(index);
+                (engine.frames.address(frame), run)
+            }
+            Buffer::Huge(huge) => (engine.frames.huge_address(*huge) + index * PAGE, BLOCK_PAGES - index),
+        }
+    }
+}
+
+impl Incoming {
+    /// Empty.
+    pub fn new() -> Self {
+        Self {
+            words: [Word::default(); BLOCK_PAGES],
+            sums: [0; BLOCK_PAGES],
+            good: [false; BLOCK_PAGES],
+            outgoing: Outgoing::new(),
+        }
+    }
+}
+
+impl Default for Incoming {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How an attempt to bring pages in ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Brought {
+    /// The fault is answered; pages of the block were mapped up to here.
+    Done(usize),
+    /// An event is unread; it must be applied, then the fault is looked at again.
+    Pending,
+    /// No frame; some must be made.
+    NoFrame,
+}
+
+impl<K: Kernel> Engine<K> {
+    /// Brings in the run that `block.word(index)`, which is Swapped, belongs to, as far as it lies in
+    /// `low..high` (pages of the block) and on neighbouring slots. Consumes the guards' locks by closure so
+    /// that none is held during I/O.
+    pub(crate) fn bring_in(
+        &self,
+        incoming: &mut Incoming,
+        block_start: usize,
+        index: usize,
+        window: (usize, usize),
+    ) -> Brought {
+        let (low, n, buffer) = {
+            let _regions = self.events.read();
+            let block = self.space.block(block_start).expect("block of a swapped page");
+            let mut block = block.lock();
+            if block.word(index).tag() != Tag::Swapped {
+                // It changed since it was looked at; whoever waits looks again.
+                self.kernel.wake(block_start + index * PAGE, PAGE);
+                return Brought::Done(index + 1);
+            }
+            let (low, high) = swapped_run(&block, index, window);
+            let Some((low, n, buffer)) = self.buffer_for(index, low, high) else { return Brought::NoFrame };
+            for i in 0..n {
+                let word = block.word(low + i).fetch();
+                block.set(low + i, word);
+                incoming.words[i] = word;
+                incoming.sums[i] = block.sum(low + i);
+            }
+            (low, n, buffer)
+        };
+        self.read(incoming, n, &buffer);
+        let brought = self.arrive(incoming, block_start, low, n, index, &buffer);
+        Stats::add(&self.stats.pswpin, n as u64);
+        Stats::add(&self.stats.swap_ra, n as u64 - 1);
+        Stats::add(&self.stats.swpin[n.ilog2() as usize], 1);
+        brought
+    }
+
+    /// Frames for as much of `low..high` as there are frames for; `index` is always among it.
+    fn buffer_for(&self, index: usize, low: usize, high: usize) -> Option<(usize, usize, Buffer)> {
+        let n = high - low;
+        if n == BLOCK_PAGES && self.config.swapin != Swapin::Never {
+            if let Some(huge) = self.frames.take_huge() {
+                return Some((0, n, Buffer::Huge(huge)));
+            }
+            if self.config.huge {
+                self.huge_wanted.store(true, Relaxed);
+            }
+        }
+        let parts = self.frames.take(n);
+        let got = parts.count();
+        if got == 0 {
+            return None;
+        }
+        let low = if got == n { low } else { index.min(high - got) };
+        Some((low, got, Buffer::Small(parts)))
+    }
+
+    /// Reads the run and says of each page whether it is what was written.
+    fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer) {
+        let started = self.kernel.now();
+        let mut parts = [(0usize, 0usize); PARTS];
+        let (mut used, mut index) = (0, 0);
+        while index < n {
+            let (address, run) = buffer.locate(self, index);
+            let run = run.min(n - index);
+            parts[used] = (address, run * PAGE);
+            (used, index) = (used + 1, index + run);
+        }
+        let read = match self.place.locate(incoming.words[0].payload()) {
+            // SAFETY: the frames were taken: filled, and nobody else's.
+            Some((device, at)) => unsafe { device.read_vectored(at, &parts[..used]) },
+            None => Err(Errno::NODEV),
+        };
+        let took = self.kernel.now() - started;
+        Stats::observe(&self.stats.device_ns, took);
+        let average = self.device_ns.load(Relaxed);
+        self.device_ns.store(average - average / 16 + took / n as u64 / 16, Relaxed);
+        for index in 0..n {
+            let (address, _) = buffer.locate(self, index);
+            let alone = read.is_ok() || self.read_alone(incoming.words[index].payload(), address);
+            // SAFETY: as above.
+            let good = alone && unsafe { self.key.sum(address) } == incoming.sums[index];
+            if !good {
+                Stats::add(&self.stats.read_errors, 1);
+            }
+            incoming.good[index] = good;
+        }
+    }
+
+    /// One page by itself, after the whole run could not be read: only what is really lost is given up.
+    #[cold]
+    fn read_alone(&self, entry: u64, address: usize) -> bool {
+        // SAFETY: as in `read`.
+        self.place
+            .locate(entry)
+            .is_some_and(|(device, at)| unsafe { device.read_vectored(at, &[(address, PAGE)]).is_ok() })
+    }
+
+    /// Maps what was read where it still belongs.
+    fn arrive(
+        &self,
+        incoming: &mut Incoming,
+        block_start: usize,
+        low: usize,
+        n: usize,
+        asked: usize,
+        buffer: &Buffer,
+    ) -> Brought {
+        let regions = self.events.read();
+        let block = self.space.block(block_start).expect("block of a busy page");
+        let mut block = block.lock();
+        let mut brought = Brought::Done(low + n);
+        let mut i = 0;
+        let mut whole = false;
+        let mut consumed = 0;
+        while i < n {
+            let mine = |i: usize, block: &BlockState| block.word(low + i) == incoming.words[i];
+            if !mine(i, &block) {
+                // The program gave the page up while it was read; its count of the slot fell to us, and who
+                // touched it since waits for us.
+                self.place.put(incoming.words[i].payload(), 1);
+                self.unused(buffer, i, 1);
+                self.kernel.wake(block_start + (low + i) * PAGE, PAGE);
+                i += 1;
+                continue;
+            }
+            if !incoming.good[i] {
+                self.poison(&mut block, block_start, low + i, incoming.words[i]);
+                self.unused(buffer, i, 1);
+                i += 1;
+                continue;
+            }
+            let (address, contiguous) = buffer.locate(self, i);
+            let mut run = 1;
+            while run < contiguous && i + run < n && mine(i + run, &block) && incoming.good[i + run] {
+                run += 1;
+            }
+            let to = block_start + (low + i) * PAGE;
+            let (done, moved, errno) = self.map(to, address, run);
+            for j in i..i + done {
+                block.set(low + j, incoming.words[j].arrive());
+            }
+            if moved {
+                self.consumed(buffer, i, done);
+                consumed += done;
+                whole |= done == BLOCK_PAGES;
+            } else {
+                self.unused(buffer, i, done);
+            }
+            i += done;
+            let Some(errno) = errno else { continue };
+            match errno {
+                Errno::AGAIN => {
+                    // Nothing of the rest can be mapped before the event is applied.
+                    for j in i..n {
+                        if mine(j, &block) {
+                            block.set(low + j, incoming.words[j].abandon());
+                        } else {
+                            self.place.put(incoming.words[j].payload(), 1);
+                        }
+                        self.unused(buffer, j, 1);
+                    }
+                    // Others than who asked may wait for these pages: they take their faults again.
+                    self.kernel.wake(block_start + (low + i) * PAGE, (n - i) * PAGE);
+                    brought = if asked >= low + i { Brought::Pending } else { Brought::Done(low + i) };
+                    break;
+                }
+                Errno::EXIST => {
+                    // Mapped already, by somebody who writes around us: theirs is the newer.
+                    block.set(low + i, incoming.words[i].arrive());
+                    self.unused(buffer, i, 1);
+                    self.kernel.wake(to + done * PAGE, PAGE);
+                    i += 1;
+                }
+                _ => {
+                    // Not to be mapped here and now (the mapping goes, or changed). It stays on the device.
+                    block.set(low + i, incoming.words[i].abandon());
+                    self.unused(buffer, i, 1);
+                    self.kernel.wake(to + done * PAGE, PAGE);
+                    i += 1;
+                }
+            }
+        }
+        // One unit stands for a block that is huge.
+        let last = if whole { 0 } else { (low + n - 1) / UNIT_PAGES };
+        for unit in low / UNIT_PAGES..=last {
+            self.used(&mut block, block_start, unit * UNIT_PAGES);
+        }
+        if whole {
+            block.huge = true;
+            Stats::add(&self.stats.thp_swpin, 1);
+        } else if n == BLOCK_PAGES {
+            Stats::add(&self.stats.thp_swpin_fallback, 1);
+        }
+        if let Buffer::Huge(huge) = buffer {
+            drop(block);
+            if whole {
+                self.frames.huge_emptied(*huge);
+            } else if self.kernel.drop_frames(self.frames.huge_address(*huge), BLOCK).is_ok() {
+                self.frames.huge_emptied(*huge);
+                self.budget.fetch_add((BLOCK_PAGES - consumed) as i64, Relaxed);
+            }
+        }
+        drop(regions);
+        brought
+    }
+
+    /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
+    /// Pages done, whether by MOVE, and what stopped it.
+    pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
+        match self.kernel.move_pages(to, from, pages * PAGE, true) {
+            Ok(()) => (pages, true, None),
+            Err(partial) if partial.done > 0 => {
+                let done = partial.done / PAGE;
+                // The rest is taken up by the next round, which meets the reason itself.
+                self.kernel.wake(to, partial.done);
+                (done, true, None)
+            }
+            Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::EXIST) => {
+                (0, true, Some(partial.errno))
+            }
+            Err(_) => match self.kernel.copy(to, from, PAGE, true) {
+                Ok(()) => {
+                    // The frame stays filled: this is one more page.
+                    self.budget.fetch_sub(1, Relaxed);
+                    (1, false, None)
+                }
+                Err(partial) => (0, false, Some(partial.errno)),
+            },
+        }
+    }
+
+    /// Frames `index..index + count` of a buffer were moved away.
+    fn consumed(&self, buffer: &Buffer, index: usize, count: usize) {
+        if let Buffer::Small(parts) = buffer {
+            let mut at = index;
+            while at < index + count {
+                let (frame, run) = parts.locate(at);
+                let in_chunk = CHUNK - frame as usize % CHUNK;
+                let run = run.min(in_chunk).min(index + count - at);
+                self.frames.emptied(frame, run);
+                at += run;
+            }
+        }
+    }
+
+    /// Frames of a buffer that were not needed.
+    fn unused(&self, buffer: &Buffer, index: usize, count: usize) {
+        if let Buffer::Small(parts) = buffer {
+            for at in index..index + count {
+                self.frames.give_back(parts.locate(at).0);
+            }
+        }
+    }
+
+    /// The data of a page are lost: touching it raises SIGBUS, and nothing else is harmed.
+    #[cold]
+    fn poison(&self, block: &mut BlockState, block_start: usize, index: usize, word: Word) {
+        let at = block_start + index * PAGE;
+        match self.kernel.poison(at, PAGE) {
+            Ok(()) => {
+                self.place.put(word.payload(), 1);
+                block.set(index, word.poison());
+                Stats::add(&self.stats.poisoned, 1);
+            }
+            Err(_) => {
+                // Tried again at the next fault; the data stay where they are.
+                block.set(index, word.abandon());
+                self.kernel.wake(at, PAGE);
+            }
+        }
+    }
+}
+
+/// The pages around `index`, within `window`, that are swapped to neighbouring slots.
+fn swapped_run(block: &BlockState, index: usize, window: (usize, usize)) -> (usize, usize) {
+    let entry = block.word(index).payload();
+    let continues = |at: usize| {
+        let word = block.word(at);
+        word.tag() == Tag::Swapped
+            && word.payload().wrapping_sub(at as u64) == entry.wrapping_sub(index as u64)
+    };
+    let (mut low, mut high) = (index, index + 1);
+    while low > window.0 && continues(low - 1) {
+        low -= 1;
+    }
+    while high < window.1 && continues(high) {
+        high += 1;
+    }
+    (low, high)
+}

@@ -1,0 +1,604 @@
+//! The way out: MOVE a unit's pages into frames, write what must be written, settle their words.
+//!
+//! ```text
+//! leave    events shared, block lock: MOVE out, word Resident → Cached      (the program can no longer write)
+//! weigh    no lock: zeros? unchanged since the entry was written? else a slot and a write
+//! write    no lock: one request a run, several in flight                     (a fault here is a rescue)
+//! settle   events shared, block lock: Cached → Swapped or Zero; else the page came back or is gone
+//! ```
+//! The frame belongs to the evictor from leave to settle, whatever happens to the page; then it is filled and
+//! free. A page that finds no room, or whose write failed twice, is moved back: nothing is lost.
+
+use crate::device::Run;
+use crate::engine::Engine;
+use crate::frame::CHUNK;
+use crate::kernel::{Found, Kernel};
+use crate::page::Tag;
+use crate::reclaim::policy::Turn;
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::stats::Stats;
+use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
+use alloc::vec::Vec;
+use rustix::io::Errno;
+
+/// What becomes of a page that left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// It holds only zeros.
+    Zero,
+    /// Its entry has these very data.
+    Clean,
+    /// To be written.
+    Write,
+    /// Could not be written: goes back.
+    Return,
+}
+
+struct Out {
+    frame: u32,
+    /// Where it was when it left; `Frames::owner` knows where it is.
+    page: usize,
+    entry: u64,
+    old_sum: u128,
+    sum: u128,
+    fate: Fate,
+}
+
+/// What one evictor has under way. Made once, used again and again: nothing is allocated later.
+pub struct Outgoing {
+    pages: Vec<Out>,
+    runs: Vec<Run>,
+    results: Vec<Result<(), Errno>>,
+    /// The chunk being filled and how far.
+    chunk: Option<(u32, usize)>,
+    chunks: Vec<u32>,
+    /// Huge frames and how many pages of each are filled.
+    huge: Vec<(u32, usize)>,
+    busy: Vec<usize>,
+}
+
+/// How an attempt to let a unit leave ended.
+enum Left {
+    Some,
+    /// An event is unread, or all stand still: nothing can be moved now.
+    Pending,
+    /// No hole to move into.
+    NoRoom,
+}
+
+/// Pages that one round takes at most.
+pub const MOST: usize = BLOCK_PAGES;
+
+impl Outgoing {
+    /// Empty, with room for a round.
+    pub fn new() -> Self {
+        Self {
+            pages: Vec::with_capacity(MOST + BLOCK_PAGES),
+            runs: Vec::with_capacity(MOST + BLOCK_PAGES),
+            results: Vec::with_capacity(MOST + BLOCK_PAGES),
+            chunk: None,
+            chunks: Vec::with_capacity(MOST / CHUNK + 2),
+            huge: Vec::with_capacity(2),
+            busy: Vec::with_capacity(MOST),
+        }
+    }
+
+    /// MOVE refused a page as busy. Those that are too many wait for a later round.
+    fn was_busy(&mut self, page: usize) {
+        if self.busy.len() < self.busy.capacity() {
+            self.busy.push(page);
+        }
+    }
+}
+
+impl Default for Outgoing {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// Lets about `want` pages leave (at most [`MOST`], a huge page as a whole). Returns how many frames
+    /// were filled by it: 0 means that nothing could go. No lock held.
+    pub fn evict(&self, out: &mut Outgoing, want: usize) -> usize {
+        let left = self.evict_directly(out, want);
+        // Only now that nobody can wait for what was held: populating may wait for the fault path.
+        self.unpin(out);
+        left
+    }
+
+    /// The same for a fault that helps itself: it does not touch memory, and so never waits for itself.
+    pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
+        out.busy.clear();
+        let want = want.min(MOST);
+        // Everything is looked at once, twice where a sign of use or a shared page saved it.
+        let mut looks = 2 * self.policy.lock().len() + 1;
+        while out.pages.len() < want && looks > 0 {
+            looks -= 1;
+            let Some(unit) = self.policy.lock().candidate() else { break };
+            match self.leave(out, unit as usize * UNIT, want) {
+                Left::Some => {}
+                Left::Pending | Left::NoRoom => {
+                    self.policy.lock().keep(unit);
+                    break;
+                }
+            }
+        }
+        let left = out.pages.len();
+        if left > 0 {
+            self.weigh(out);
+            self.write(out);
+            self.settle(out);
+        }
+        self.release(out);
+        left
+    }
+
+    /// Moves the resident pages of a unit, or of its whole huge block, into frames.
+    fn leave(&self, out: &mut Outgoing, unit_start: usize, want: usize) -> Left {
+        let regions = self.events.read();
+        if self.still.load(SeqCst) {
+            return Left::Pending;
+        }
+        let Some(block) = self.space.block(unit_start) else { return Left::Some };
+        let mut block = block.lock();
+        let block_start = unit_start & !(BLOCK - 1);
+        let first = (unit_start - block_start) / PAGE;
+        let Some(unit) = block.unit_mut(first) else { return Left::Some };
+        if !unit.words.iter().any(|word| word.tag() == Tag::Resident) {
+            unit.usage.queued = false;
+            return Left::Some;
+        }
+        Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
+        if self.config.pins.is_some_and(|pins| pins.is_pinned(unit_start)) {
+            // It is out of the queue for good.
+            return Left::Some;
+        }
+        if block.is_held(first) {
+            // `release_hold` queues it again.
+            block.unit_mut(first).expect("unit of a candidate").usage.queued = false;
+            return Left::Some;
+        }
+        let number = (unit_start / UNIT) as u32;
+        let unit = block.unit_mut(first).expect("unit of a candidate");
+        if self.policy.lock().judge(number, &mut unit.usage) == Turn::Stay {
+            return Left::Some;
+        }
+        if block.huge {
+            if want < MOST {
+                // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
+                self.policy.lock().keep(number);
+                return Left::Some;
+            }
+            if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
+                return done;
+            }
+        }
+        let busy_before = out.busy.len();
+        let left = self.leave_small(out, &mut block, block_start, first);
+        drop(regions);
+        let unit = block.unit_mut(first).expect("unit of a page that left");
+        if matches!(left, Left::Some) {
+            if unit.words.iter().any(|word| word.tag() == Tag::Resident) {
+                // Pinned, read-only or locked. Pages that were only shared are the process's own after `unpin`.
+                let mut policy = self.policy.lock();
+                if out.busy.len() == busy_before {
+                    policy.park(number);
+                } else {
+                    policy.keep(number);
+                }
+            } else {
+                unit.usage.queued = false;
+            }
+            unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+        }
+        left
+    }
+
+    fn leave_small(
+        &self,
+        out: &mut Outgoing,
+        block: &mut BlockState,
+        block_start: usize,
+        first: usize,
+    ) -> Left {
+        let mut index = first;
+        while index < first + UNIT_PAGES {
+            if block.word(index).tag() != Tag::Resident {
+                index += 1;
+                continue;
+            }
+            let (chunk, filled) = match out.chunk {
+                Some((chunk, filled)) if filled < CHUNK => (chunk, filled),
+                _ => match self.frames.take_holes() {
+                    Some(chunk) => {
+                        if let Some((full, _)) = out.chunk.replace((chunk, 0)) {
+                            out.chunks.push(full);
+                        }
+                        (chunk, 0)
+                    }
+                    None => return Left::NoRoom,
+                },
+            };
+            let mut run = 1;
+            while run < CHUNK - filled
+                && index + run < first + UNIT_PAGES
+                && block.word(index + run).tag() == Tag::Resident
+            {
+                run += 1;
+            }
+            let frame = chunk + filled as u32;
+            let from = block_start + index * PAGE;
+            let moved = self.kernel.move_pages(self.frames.address(frame), from, run * PAGE, false);
+            let done = moved.map_or_else(|partial| partial.done / PAGE, |()| run);
+            for page in 0..done {
+                self.left(out, block, block_start, index + page, frame + page as u32);
+            }
+            out.chunk = Some((chunk, filled + done));
+            index += done;
+            let Err(partial) = moved else { continue };
+            match partial.errno {
+                Errno::AGAIN if done > 0 => {}
+                Errno::AGAIN => return Left::Pending,
+                // The kernel knows no such page: discarded without an event (guard pages).
+                Errno::NOENT => {
+                    let word = block.word(index);
+                    if word.payload() != 0 {
+                        self.place.put(word.payload(), 1);
+                    }
+                    block.set(index, word.forget());
+                    block.set_sum(index, 0);
+                    index += 1;
+                }
+                Errno::BUSY => {
+                    out.was_busy(block_start + index * PAGE);
+                    index += 1;
+                }
+                // Read-only, locked: stays.
+                _ => index += 1,
+            }
+        }
+        Left::Some
+    }
+
+    /// Moves a block that is mapped huge in one piece. `None`: it is not huge (any more), or there is no huge
+    /// hole: small pages, then.
+    fn leave_huge(
+        &self,
+        out: &mut Outgoing,
+        block: &mut BlockState,
+        block_start: usize,
+        first: usize,
+    ) -> Option<Left> {
+        let number = ((block_start + first * PAGE) / UNIT) as u32;
+        let mut found = [Found { start: 0, end: 0, huge: false }; 2];
+        let (n, _) = self.kernel.scan(block_start, block_start + BLOCK, &mut found);
+        let whole = n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
+        if !whole || !block.all(0, BLOCK_PAGES, Tag::Resident) {
+            block.huge = false;
+            self.requeue_units(block, block_start);
+            return None;
+        }
+        let Some(huge) = self.frames.take_huge_hole() else {
+            self.policy.lock().keep(number);
+            return Some(Left::Some);
+        };
+        let moved = self.kernel.move_pages(self.frames.huge_address(huge), block_start, BLOCK, false);
+        let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
+        if done == 0 {
+            self.frames.huge_emptied(huge);
+            self.policy.lock().keep(number);
+            if matches!(moved, Err(partial) if partial.errno == Errno::BUSY) {
+                out.was_busy(block_start);
+            }
+            // An unread event stops the others that are looked at, too.
+            return Some(Left::Some);
+        }
+        block.huge = false;
+        for index in 0..done {
+            self.left(out, block, block_start, index, self.frames.of_huge(huge) + index as u32);
+        }
+        let now = self.evictions.fetch_add(BLOCK_PAGES as u32 / UNIT_PAGES as u32, Relaxed).max(1);
+        for index in (0..done).step_by(UNIT_PAGES) {
+            let unit = block.unit_mut(index).expect("unit of a page that left");
+            unit.usage = crate::space::Usage { evicted_at: now, frequency: 0, queued: unit.usage.queued };
+        }
+        // The others of its units that are queued are found to be gone when their turn comes.
+        block.unit_mut(first).expect("unit of a queued page").usage.queued = false;
+        if done == BLOCK_PAGES {
+            Stats::add(&self.stats.thp_swpout, 1);
+        } else {
+            Stats::add(&self.stats.thp_swpout_fallback, 1);
+            self.requeue_units(block, block_start);
+        }
+        out.huge.push((huge, done));
+        Some(Left::Some)
+    }
+
+    /// Queues every unit of a block that was queued by another one, since the block is not huge any more.
+    pub(crate) fn requeue_units(&self, block: &mut BlockState, block_start: usize) {
+        for index in (0..BLOCK_PAGES).step_by(UNIT_PAGES) {
+            let resident = block
+                .unit(index)
+                .is_some_and(|unit| unit.words.iter().any(|word| word.tag() == Tag::Resident));
+            if resident && !block.unit(index).is_some_and(|unit| unit.usage.queued) {
+                self.used(block, block_start, index);
+            }
+        }
+    }
+
+    /// A page is in `frame` now.
+    fn left(&self, out: &mut Outgoing, block: &mut BlockState, block_start: usize, index: usize, frame: u32) {
+        let (word, sum) = (block.word(index), block.sum(index));
+        let page = block_start + index * PAGE;
+        self.frames.set_owner(frame, page);
+        block.set(index, word.leave(frame));
+        out.pages.push(Out { frame, page, entry: word.payload(), old_sum: sum, sum: 0, fate: Fate::Write });
+    }
+
+    /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
+    /// own and they can leave, or pinned, then they stay.
+    fn unpin(&self, out: &mut Outgoing) {
+        for page in out.busy.drain(..) {
+            // May fault and wait for the fault path: no lock is held here.
+            let _ = self.kernel.populate_write(page, PAGE);
+            Stats::add(&self.stats.busy_left, 1);
+        }
+    }
+
+    /// Zero, clean or to be written; what is to be written gets its place.
+    fn weigh(&self, out: &mut Outgoing) {
+        for page in &mut out.pages {
+            let address = self.frames.address(page.frame);
+            // SAFETY: the frame is ours and filled; the program cannot reach it.
+            if unsafe { is_zero(address) } {
+                page.fate = Fate::Zero;
+                continue;
+            }
+            // SAFETY: the same.
+            page.sum = unsafe { self.key.sum(address) };
+            if page.entry != 0 && page.sum == page.old_sum {
+                page.fate = Fate::Clean;
+            }
+        }
+        self.place_pages(out);
+    }
+
+    /// A slot for each page to be written that has none: neighbours get neighbouring ones.
+    fn place_pages(&self, out: &mut Outgoing) {
+        let cpu = self.kernel.cpu();
+        let mut at = 0;
+        while at < out.pages.len() {
+            let needs = |page: &Out| page.fate == Fate::Write && page.entry == 0;
+            if !needs(&out.pages[at]) {
+                at += 1;
+                continue;
+            }
+            let mut n = 1;
+            while at + n < out.pages.len()
+                && needs(&out.pages[at + n])
+                && out.pages[at + n].page == out.pages[at].page + n * PAGE
+                && n < BLOCK_PAGES
+            {
+                n += 1;
+            }
+            while n > 0 {
+                match self.place.alloc(cpu, n, (out.pages[at].page / PAGE) as u64) {
+                    Some((entry, got)) => {
+                        let order = got.trailing_zeros() as usize;
+                        Stats::add(&self.stats.swpout[order], 1);
+                        for (i, page) in out.pages[at..at + got].iter_mut().enumerate() {
+                            page.entry = entry + i as u64;
+                        }
+                        (at, n) = (at + got, n - got);
+                    }
+                    None => {
+                        // All devices are full: what has no place goes back.
+                        for page in &mut out.pages[at..at + n] {
+                            page.fate = Fate::Return;
+                        }
+                        (at, n) = (at + n, 0);
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(&self, out: &mut Outgoing) {
+        let mut from = 0;
+        while from < out.pages.len() {
+            // One batch a device.
+            let Some((device, _)) = out.pages[from..]
+                .iter()
+                .find(|page| page.fate == Fate::Write)
+                .and_then(|page| self.place.locate(page.entry))
+            else {
+                break;
+            };
+            out.runs.clear();
+            let mut upto = from;
+            while upto < out.pages.len() {
+                let page = &out.pages[upto];
+                if page.fate == Fate::Write {
+                    let Some((on, at)) = self.place.locate(page.entry) else { break };
+                    if !core::ptr::addr_eq(on, device) {
+                        break;
+                    }
+                    let address = self.frames.address(page.frame);
+                    match out.runs.last_mut() {
+                        Some(run) if run.at + run.len as u64 == at && run.address + run.len == address => {
+                            run.len += PAGE;
+                        }
+                        _ => out.runs.push(Run { at, address, len: PAGE }),
+                    }
+                }
+                upto += 1;
+            }
+            out.results.clear();
+            out.results.resize(out.runs.len(), Ok(()));
+            // SAFETY: the frames are ours until they are settled; a rescue only reads them.
+            unsafe { device.write_batch(&out.runs, &mut out.results) };
+            self.judge_writes(out, from, upto);
+            from = upto;
+        }
+    }
+
+    /// Pages whose write failed are tried one by one somewhere else, once; then they go back.
+    fn judge_writes(&self, out: &mut Outgoing, from: usize, upto: usize) {
+        let mut written = 0;
+        let (mut run, mut within) = (0, 0);
+        for page in out.pages[from..upto].iter_mut().filter(|page| page.fate == Fate::Write) {
+            if within == out.runs[run].len {
+                (run, within) = (run + 1, 0);
+            }
+            within += PAGE;
+            if out.results[run].is_ok() {
+                written += 1;
+                continue;
+            }
+            Stats::add(&self.stats.write_errors, 1);
+            let bad = page.entry;
+            let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64);
+            page.entry = 0;
+            if let Some((entry, _)) = elsewhere {
+                let ok = self.place.locate(entry).is_some_and(|(device, at)| {
+                    let run = [Run { at, address: self.frames.address(page.frame), len: PAGE }];
+                    let mut result = [Ok(())];
+                    // SAFETY: as in `write`.
+                    unsafe { device.write_batch(&run, &mut result) };
+                    result[0].is_ok()
+                });
+                if ok {
+                    page.entry = entry;
+                    written += 1;
+                } else {
+                    self.place.put(entry, 1);
+                }
+            }
+            if page.entry == 0 {
+                page.fate = Fate::Return;
+            }
+            self.place.put(bad, 1);
+        }
+        Stats::add(&self.stats.pswpout, written);
+    }
+
+    /// Says in the words where the pages are now.
+    fn settle(&self, out: &mut Outgoing) {
+        let mut at = 0;
+        while at < out.pages.len() {
+            let regions = self.events.read();
+            let owner = self.frames.owner(out.pages[at].frame);
+            let block_start = owner & !(BLOCK - 1);
+            let Some(block) = self.space.block(owner) else { unreachable!("a page without a block left") };
+            let mut block = block.lock();
+            while at < out.pages.len() {
+                let page = &out.pages[at];
+                let owner = self.frames.owner(page.frame);
+                if owner & !(BLOCK - 1) != block_start {
+                    break;
+                }
+                let index = (owner - block_start) / PAGE;
+                let word = block.word(index);
+                if word.tag() == Tag::Cached && word.payload() == page.frame as u64 {
+                    if page.fate == Fate::Return {
+                        break;
+                    }
+                    self.settle_page(&mut block, index, page);
+                } else if page.entry != 0 {
+                    // Rescued, or given up by the program: the entry is nobody's.
+                    self.place.put(page.entry, 1);
+                }
+                at += 1;
+            }
+            drop(block);
+            drop(regions);
+            if at < out.pages.len() && out.pages[at].fate == Fate::Return {
+                self.return_page(out.pages[at].frame);
+                at += 1;
+            }
+        }
+    }
+
+    fn settle_page(&self, block: &mut BlockState, index: usize, page: &Out) {
+        let word = block.word(index);
+        match page.fate {
+            Fate::Zero => {
+                if page.entry != 0 {
+                    self.place.put(page.entry, 1);
+                }
+                block.set(index, word.settle_zero());
+                block.set_sum(index, 0);
+                Stats::add(&self.stats.swpout_zero, 1);
+            }
+            fate => {
+                block.set(index, word.settle(page.entry));
+                block.set_sum(index, page.sum);
+                Stats::add(&self.stats.clean_dropped, (fate == Fate::Clean) as u64);
+            }
+        }
+        Stats::add(&self.stats.pgsteal, 1);
+    }
+
+    /// Brings a page that could not be written back to the program. Reads the events that stop it: the
+    /// caller may be the only thread that does.
+    fn return_page(&self, frame: u32) {
+        let mut backoff = crate::sync::Backoff::new();
+        loop {
+            let regions = self.events.read();
+            let owner = self.frames.owner(frame);
+            let block_start = owner & !(BLOCK - 1);
+            let index = (owner - block_start) / PAGE;
+            let mut block = self.space.block_or_new(owner).lock();
+            let word = block.word(index);
+            if word.tag() != Tag::Cached || word.payload() != frame as u64 {
+                break;
+            }
+            match self.kernel.copy(owner, self.frames.address(frame), PAGE, true) {
+                Err(partial) if partial.errno == Errno::AGAIN => {
+                    drop(block);
+                    drop(regions);
+                    self.pump();
+                    backoff.snooze();
+                    continue;
+                }
+                copied => {
+                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
+                    block.set(index, word.rescue());
+                    self.used(&mut block, block_start, index);
+                }
+            }
+            break;
+        }
+        self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
+    }
+
+    /// The frames are filled and free.
+    fn release(&self, out: &mut Outgoing) {
+        for chunk in out.chunks.drain(..) {
+            self.frames.filled(chunk, CHUNK);
+        }
+        if let Some((chunk, filled)) = out.chunk.take() {
+            self.frames.filled(chunk, filled);
+        }
+        for (huge, filled) in out.huge.drain(..) {
+            if filled == BLOCK_PAGES {
+                self.frames.huge_filled(huge);
+            } else if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+                self.frames.huge_emptied(huge);
+                self.budget.fetch_add(filled as i64, Relaxed);
+            }
+        }
+        out.pages.clear();
+    }
+}
+
+/// Is a page all zeros?
+///
+/// # Safety
+/// `address` is a mapped page that nobody writes now.
+unsafe fn is_zero(address: usize) -> bool {
+    // SAFETY: by contract; page-aligned.
+    let words = unsafe { core::slice::from_raw_parts(address as *const u64, PAGE / 8) };
+    words.chunks_exact(8).all(|line| line.iter().fold(0, |all, word| all | word) == 0)
+}

@@ -1,0 +1,428 @@
+//! The one door to atomics and locks: core and futex in production, loom and shuttle in models.
+//!
+//! Everything that two threads share goes through here, so that a model checks the code that ships.
+//! `Lock` spins briefly (its holder can be preempted, but most sections are tens of instructions),
+//! then sleeps on a futex; it neither allocates nor uses thread-local state, so it is fit for the fault
+//! path. It counts acquisitions and waits in the [`LockClass`] that it belongs to.
+
+#[cfg(not(any(loom, shuttle)))]
+pub use core::sync::atomic;
+#[cfg(loom)]
+pub use loom::sync::atomic;
+#[cfg(shuttle)]
+pub use shuttle::sync::atomic;
+
+use core::ops::{Deref, DerefMut};
+
+/// Counters of a class, each pair on a line of its own.
+const STRIPES: usize = 16;
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stripe {
+    acquired: core::sync::atomic::AtomicU64,
+    waited: core::sync::atomic::AtomicU64,
+}
+
+/// How often a kind of lock was taken and how often somebody had to wait for it.
+///
+/// Relaxed counters: they are statistics, no decision hangs on them. They are plain `core` atomics
+/// also under loom and shuttle, so that they do not multiply the schedules. A thread counts in the
+/// stripe that its stack falls to: one shared line would itself be the meeting point that the locks avoid.
+#[derive(Debug)]
+pub struct LockClass {
+    stripes: [Stripe; STRIPES],
+}
+
+impl LockClass {
+    /// A class with nothing counted.
+    pub const fn new() -> Self {
+        use core::sync::atomic::AtomicU64;
+        Self {
+            stripes: [const { Stripe { acquired: AtomicU64::new(0), waited: AtomicU64::new(0) } }; STRIPES],
+        }
+    }
+
+    /// Acquisitions and, of these, those that had to wait.
+    pub fn counts(&self) -> (u64, u64) {
+        use core::sync::atomic::Ordering::Relaxed;
+        self.stripes.iter().fold((0, 0), |sum, stripe| {
+            (sum.0 + stripe.acquired.load(Relaxed), sum.1 + stripe.waited.load(Relaxed))
+        })
+    }
+
+    fn count(&self, waited: bool) {
+        use core::sync::atomic::Ordering::Relaxed;
+        let here = 0u8;
+        // Stacks are at least 64 KiB apart; the product spreads their addresses over the stripes.
+        let stack = (&raw const here as usize as u64 >> 16).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let stripe = &self.stripes[(stack >> 60) as usize];
+        // Load and store instead of fetch_add: lost counts, where two threads share a stripe, are accepted.
+        stripe.acquired.store(stripe.acquired.load(Relaxed).wrapping_add(1), Relaxed);
+        if waited {
+            stripe.waited.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Default for LockClass {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A mutual exclusion lock around a value.
+pub struct Lock<T> {
+    #[cfg(not(any(loom, shuttle)))]
+    word: atomic::AtomicU32,
+    #[cfg(not(any(loom, shuttle)))]
+    value: core::cell::UnsafeCell<T>,
+    #[cfg(loom)]
+    held: atomic::AtomicBool,
+    #[cfg(loom)]
+    value: loom::cell::UnsafeCell<T>,
+    #[cfg(shuttle)]
+    inner: shuttle::sync::Mutex<T>,
+    class: &'static LockClass,
+}
+
+#[cfg(not(any(loom, shuttle)))]
+mod imp {
+    use super::*;
+    use atomic::Ordering::{Acquire, Relaxed, Release};
+    use rustix::thread::futex;
+
+    const FREE: u32 = 0;
+    const HELD: u32 = 1;
+    const CONTENDED: u32 = 2;
+    /// About a microsecond: longer than every section that a running holder executes.
+    const SPINS: u32 = 100;
+
+    // SAFETY: the word gives exclusive access to the value.
+    unsafe impl<T: Send> Send for Lock<T> {}
+    unsafe impl<T: Send> Sync for Lock<T> {}
+
+    impl<T> Lock<T> {
+        /// A free lock of `class` around `value`.
+        pub const fn new(value: T, class: &'static LockClass) -> Self {
+            Self { word: atomic::AtomicU32::new(FREE), value: core::cell::UnsafeCell::new(value), class }
+        }
+
+        /// Takes the lock; waits for it if need be.
+        pub fn lock(&self) -> Guard<'_, T> {
+            let fast = self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok();
+            if !fast {
+                self.lock_slow();
+            }
+            self.class.count(!fast);
+            Guard { lock: self }
+        }
+
+        /// Takes the lock if it is free.
+        pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+            self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok()?;
+            self.class.count(false);
+            Some(Guard { lock: self })
+        }
+
+        #[cold]
+        fn lock_slow(&self) {
+            for _ in 0..SPINS {
+                if self.word.load(Relaxed) == FREE
+                    && self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+                {
+                    return;
+                }
+                core::hint::spin_loop();
+            }
+            while self.word.swap(CONTENDED, Acquire) != FREE {
+                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
+            }
+        }
+
+        pub(super) fn unlock(&self) {
+            if self.word.swap(FREE, Release) == CONTENDED {
+                let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+            }
+        }
+    }
+
+    /// The right to the value; gives the lock back when dropped.
+    pub struct Guard<'a, T> {
+        pub(super) lock: &'a Lock<T>,
+    }
+
+    impl<T> Drop for Guard<'_, T> {
+        fn drop(&mut self) {
+            self.lock.unlock();
+        }
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            // SAFETY: the guard is the exclusive access.
+            unsafe { &*self.lock.value.get() }
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            // SAFETY: the guard is the exclusive access.
+            unsafe { &mut *self.lock.value.get() }
+        }
+    }
+}
+
+/// Under loom the lock is a word, as in production, and not loom's mutex: that one orders everything
+/// that was ever locked, and takes a thread that would only try a held lock for one that waits for it.
+#[cfg(loom)]
+mod imp {
+    use super::*;
+    use atomic::Ordering::{Acquire, Relaxed, Release};
+
+    // SAFETY: the word gives exclusive access to the value; loom's cell checks that it does.
+    unsafe impl<T: Send> Send for Lock<T> {}
+    unsafe impl<T: Send> Sync for Lock<T> {}
+
+    impl<T> Lock<T> {
+        /// A free lock of `class` around `value`.
+        pub fn new(value: T, class: &'static LockClass) -> Self {
+            let value = loom::cell::UnsafeCell::new(value);
+            Self { held: atomic::AtomicBool::new(false), value, class }
+        }
+
+        /// Takes the lock; waits for it if need be.
+        pub fn lock(&self) -> Guard<'_, T> {
+            loop {
+                match self.try_lock() {
+                    Some(guard) => return guard,
+                    None => loom::thread::yield_now(),
+                }
+            }
+        }
+
+        /// Takes the lock if it is free.
+        pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+            self.held.compare_exchange(false, true, Acquire, Relaxed).ok()?;
+            self.class.count(false);
+            Some(Guard { lock: self, value: Some(self.value.get_mut()) })
+        }
+    }
+
+    /// The right to the value; gives the lock back when dropped.
+    pub struct Guard<'a, T> {
+        lock: &'a Lock<T>,
+        value: Option<loom::cell::MutPtr<T>>,
+    }
+
+    impl<T> Drop for Guard<'_, T> {
+        fn drop(&mut self) {
+            self.value = None;
+            self.lock.held.store(false, Release);
+        }
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            let value = self.value.as_ref().expect("held until dropped");
+            // SAFETY: the guard is the exclusive access.
+            unsafe { value.deref() }
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            let value = self.value.as_ref().expect("held until dropped");
+            // SAFETY: the guard is the exclusive access.
+            unsafe { value.deref() }
+        }
+    }
+}
+
+#[cfg(shuttle)]
+mod imp {
+    use super::*;
+    use shuttle::sync as model;
+
+    impl<T> Lock<T> {
+        /// A free lock of `class` around `value`.
+        pub fn new(value: T, class: &'static LockClass) -> Self {
+            Self { inner: model::Mutex::new(value), class }
+        }
+
+        /// Takes the lock; waits for it if need be.
+        pub fn lock(&self) -> Guard<'_, T> {
+            let guard = self.inner.lock().unwrap();
+            self.class.count(false);
+            Guard { inner: guard }
+        }
+
+        /// Takes the lock if it is free.
+        pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+            let guard = self.inner.try_lock().ok()?;
+            self.class.count(false);
+            Some(Guard { inner: guard })
+        }
+    }
+
+    /// The right to the value; gives the lock back when dropped.
+    pub struct Guard<'a, T> {
+        inner: model::MutexGuard<'a, T>,
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            &self.inner
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.inner
+        }
+    }
+}
+
+pub use imp::Guard;
+
+/// Many readers or one writer; a waiting writer stops new readers.
+///
+/// Readers hold it around [check a page word + ioctl], the writer around [read events + apply them].
+/// Neither side does I/O under it, so waits are short; the writer must not starve, because while it
+/// waits every ioctl answers EAGAIN.
+pub struct RwLock<T> {
+    /// Readers inside.
+    readers: atomic::AtomicU32,
+    /// 1 while a writer waits or is inside.
+    writer: atomic::AtomicU32,
+    value: core::cell::UnsafeCell<T>,
+}
+
+// SAFETY: `readers` and `writer` give shared or exclusive access to the value.
+unsafe impl<T: Send> Send for RwLock<T> {}
+unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
+
+impl<T> RwLock<T> {
+    /// A free lock around `value`.
+    pub fn new(value: T) -> Self {
+        Self {
+            readers: atomic::AtomicU32::new(0),
+            writer: atomic::AtomicU32::new(0),
+            value: core::cell::UnsafeCell::new(value),
+        }
+    }
+
+    /// Shared access; waits while a writer waits or works.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        use atomic::Ordering::SeqCst;
+        let mut backoff = Backoff::new();
+        loop {
+            self.readers.fetch_add(1, SeqCst);
+            if self.writer.load(SeqCst) == 0 {
+                return ReadGuard { lock: self };
+            }
+            self.readers.fetch_sub(1, SeqCst);
+            while self.writer.load(SeqCst) != 0 {
+                backoff.snooze();
+            }
+        }
+    }
+
+    /// Exclusive access; waits for the readers inside.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        use atomic::Ordering::SeqCst;
+        let mut backoff = Backoff::new();
+        while self.writer.compare_exchange(0, 1, SeqCst, SeqCst).is_err() {
+            backoff.snooze();
+        }
+        while self.readers.load(SeqCst) != 0 {
+            backoff.snooze();
+        }
+        WriteGuard { lock: self }
+    }
+}
+
+/// Shared access to what a [`RwLock`] holds.
+pub struct ReadGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: while a reader is counted no writer is inside.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.readers.fetch_sub(1, atomic::Ordering::SeqCst);
+    }
+}
+
+/// Exclusive access to what a [`RwLock`] holds.
+pub struct WriteGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the one writer.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the one writer.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.writer.store(0, atomic::Ordering::SeqCst);
+    }
+}
+
+/// Waiting in growing steps: spin, then give the CPU away (the holder may be preempted on it).
+pub struct Backoff {
+    #[cfg(not(any(loom, shuttle)))]
+    step: u32,
+}
+
+impl Backoff {
+    /// No wait yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self {
+            #[cfg(not(any(loom, shuttle)))]
+            step: 0,
+        }
+    }
+
+    /// Waits a little, longer each time.
+    pub fn snooze(&mut self) {
+        #[cfg(loom)]
+        loom::thread::yield_now();
+        #[cfg(shuttle)]
+        shuttle::thread::yield_now();
+        #[cfg(not(any(loom, shuttle)))]
+        {
+            self.step += 1;
+            if self.step < 50 {
+                core::hint::spin_loop();
+            } else if self.step < 70 {
+                rustix::thread::sched_yield();
+            } else {
+                let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+        }
+    }
+}

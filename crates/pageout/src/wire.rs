@@ -1,0 +1,163 @@
+//! What `pageout run` and the keepers of its processes say to each other.
+//!
+//! One `SOCK_SEQPACKET` connection a process, over the Unix socket that [`ENV_RUN`] names. A message is
+//! one [`Message`], descriptors travel beside it as `SCM_RIGHTS`. The connection is the life sign: when a
+//! keeper ends, however it ends, the kernel closes it and `run` takes its trunks back.
+//!
+//! ```text
+//! keeper                                   run
+//!   Hello {pid, keeper, VERSION}      ──►
+//!                                     ◄──  Welcome {Settings}  + [statistics memfd, device 0, device 1, ...]
+//!   Lease {device}                    ──►                        (a trunk: 64 MiB of a device)
+//!                                     ◄──  Leased {device, trunk | NONE}
+//!   Return {device, trunk}            ──►
+//!   Holding                           ──►  + [userfaultfd]       from here on run keeps the registration
+//!                                                                alive: if the keeper dies, the program's
+//!                                                                faults wait, and run ends the program
+//!   Log {level} text                  ──►
+//!   Bye {reason}                      ──►                        the keeper ends on purpose
+//! ```
+//! After `Holding`, an end of the connection without `Bye` while the program lives is fatal for it.
+//! If `run` is the one that ends, keepers go on with what they have.
+
+/// Environment variable: path of the socket of the run that a process belongs to.
+pub const ENV_RUN: &str = "PAGEOUT_RUN";
+/// Changes whenever [`Message`] or [`Settings`] change.
+pub const VERSION: u64 = 1;
+/// Most devices of a run.
+pub const DEVICES: usize = 8;
+/// Pages in a trunk (64 MiB).
+pub const TRUNK_SLOTS: u64 = 16384;
+/// In `Leased`: no trunk is left.
+pub const NONE: u64 = u64::MAX;
+
+/// What a message is.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `a` process, `b` its keeper (in the keeper's pid namespace), `c` [`VERSION`].
+    Hello = 1,
+    /// Payload: [`Settings`].
+    Welcome = 2,
+    /// `a` device.
+    Lease = 3,
+    /// `a` device, `b` trunk or [`NONE`].
+    Leased = 4,
+    /// `a` device, `b` trunk.
+    Return = 5,
+    /// The registration is in use; the userfaultfd comes along.
+    Holding = 6,
+    /// `a` level (0 error, 1 warning, 2 info, 3 debug), `text` one line of UTF-8, no newline.
+    Log = 7,
+    /// `a` 0: the program ended, 1: it executed another program, 2: the engine stops and the program
+    /// must be stopped (a `Log` before says why), 3: the keeper steps aside and nothing is out.
+    Bye = 8,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub fn from_raw(raw: u32) -> Option<Kind> {
+        use Kind::*;
+        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye].into_iter().find(|k| *k as u32 == raw)
+    }
+}
+
+/// One message, always sent whole.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Message {
+    /// A [`Kind`].
+    pub kind: u32,
+    /// Bytes of `text` in use.
+    pub len: u32,
+    /// See [`Kind`].
+    pub a: u64,
+    /// See [`Kind`].
+    pub b: u64,
+    /// See [`Kind`].
+    pub c: u64,
+    /// Log text, or the bytes of [`Settings`].
+    pub text: [u8; 256],
+}
+
+impl Message {
+    /// A message without text.
+    pub const fn new(kind: Kind, a: u64, b: u64, c: u64) -> Self {
+        Self { kind: kind as u32, len: 0, a, b, c, text: [0; 256] }
+    }
+
+    /// A message with text, cut to what fits.
+    pub fn with_text(kind: Kind, a: u64, text: &[u8]) -> Self {
+        let mut message = Self::new(kind, a, 0, 0);
+        let len = text.len().min(message.text.len());
+        message.text[..len].copy_from_slice(&text[..len]);
+        message.len = len as u32;
+        message
+    }
+
+    /// The `Welcome` that carries `settings`.
+    pub fn welcome(settings: &Settings) -> Self {
+        // SAFETY: Settings is plain integers without padding (see its size check).
+        let bytes = unsafe {
+            core::slice::from_raw_parts((settings as *const Settings).cast::<u8>(), size_of::<Settings>())
+        };
+        Self::with_text(Kind::Welcome, 0, bytes)
+    }
+
+    /// The settings in a `Welcome`.
+    pub fn settings(&self) -> Option<Settings> {
+        (self.kind == Kind::Welcome as u32 && self.len as usize == size_of::<Settings>())
+            // SAFETY: any bytes are a valid Settings.
+            .then(|| unsafe { self.text.as_ptr().cast::<Settings>().read_unaligned() })
+    }
+
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: Message is plain integers without padding.
+        unsafe { core::slice::from_raw_parts((self as *const Self).cast(), size_of::<Self>()) }
+    }
+
+    /// The buffer to receive into.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: Message is plain integers, any bytes are valid.
+        unsafe { core::slice::from_raw_parts_mut((self as *mut Self).cast(), size_of::<Self>()) }
+    }
+
+    /// The text of a `Log`.
+    pub fn text(&self) -> &[u8] {
+        &self.text[..(self.len as usize).min(self.text.len())]
+    }
+}
+
+/// What a keeper must know about the run. Plain integers: it crosses a process border.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Resident memory that the process may keep, in bytes; `u64::MAX` = no limit.
+    pub limit_bytes: u64,
+    /// 0 auto, 1 always, 2 madvise, 3 never.
+    pub swapin: u32,
+    /// Largest order, 0 to 9.
+    pub max_order: u32,
+    /// Log messages above this level are not sent.
+    pub log_level: u32,
+    /// Devices in use.
+    pub devices: u32,
+    /// The devices, in the order of their descriptors.
+    pub device: [DeviceSettings; DEVICES],
+}
+
+/// One device of the run.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceSettings {
+    /// Higher is used first; equal ones in rotation.
+    pub priority: i32,
+    /// Bit 0: discard, bit 1: rotational.
+    pub flags: u32,
+    /// Pages that the device may grow to.
+    pub slots: u64,
+}
+
+const _: () = assert!(size_of::<Settings>() == 24 + 16 * DEVICES && size_of::<Settings>() <= 256);
+const _: () = assert!(size_of::<Message>() == 8 + 24 + 256);

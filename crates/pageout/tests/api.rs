@@ -1,0 +1,315 @@
+//! Regions on the running kernel: what is written comes back, the limit holds, everything can be given up.
+
+use pageout::{Advice, Bytes, Error, Swap};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LIMIT: Bytes = Bytes::mib(16);
+/// Frames in flight and faults that found no frame.
+const SLACK: u64 = 16 << 20;
+const MIB: usize = 1 << 20;
+
+/// A swap in memory, or `None` with the reason where the kernel does not allow it.
+fn swap() -> Option<Swap> {
+    match Swap::builder().memory(LIMIT).device("mem,size=256M").build() {
+        Ok(swap) => Some(swap),
+        Err(Error::Kernel(reason)) => {
+            println!("skipped: {reason}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Turns a test that hangs into one that fails.
+fn watched(test: impl FnOnce() + Send + 'static) {
+    let test = thread::spawn(test);
+    let started = Instant::now();
+    while !test.is_finished() {
+        assert!(started.elapsed() < Duration::from_secs(50), "hangs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    if let Err(panic) = test.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn mixed(n: usize) -> u64 {
+    (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Writes two words of each page; the engine moves and sums whole pages whatever they hold.
+fn fill(words: &mut [u64], seed: usize) {
+    for (n, page) in words.chunks_mut(512).enumerate() {
+        page[0] = mixed(seed + n);
+        page[page.len() - 1] = mixed(seed + n) ^ 1;
+    }
+}
+
+fn verify(words: &[u64], seed: usize) {
+    for (n, page) in words.chunks(512).enumerate() {
+        assert_eq!(page[0], mixed(seed + n), "page {n}");
+        assert_eq!(page[page.len() - 1], mixed(seed + n) ^ 1, "page {n}");
+    }
+}
+
+#[test]
+fn four_times_the_limit_by_several_threads() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(4 * LIMIT.0 as usize).unwrap();
+        let words = region.as_mut_slice::<u64>();
+        let part = words.len() / 4;
+        for round in 0..2 {
+            thread::scope(|scope| {
+                for (thread, words) in words.chunks_mut(part).enumerate() {
+                    scope.spawn(move || fill(words, thread * part + round));
+                }
+            });
+            thread::scope(|scope| {
+                for (thread, words) in words.chunks(part).enumerate() {
+                    scope.spawn(move || verify(words, thread * part + round));
+                }
+            });
+        }
+        let peak = swap.stats().resident_peak_bytes.load(Ordering::Relaxed);
+        assert!(peak <= LIMIT.0 + SLACK, "peak {}", Bytes(peak));
+        let state = region.stats();
+        assert!(state.swapped > 2 * LIMIT.0 as usize, "{state:?}");
+        assert!(state.resident as u64 <= LIMIT.0 + SLACK, "{state:?}");
+        assert_eq!(state.lost, 0);
+        assert!(!swap.is_full());
+    });
+}
+
+#[test]
+fn the_kernel_counts_no_more_than_the_engine() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(64 * MIB).unwrap();
+        fill(region.as_mut_slice(), 3);
+        let start = region.as_ptr() as usize;
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
+        let rss = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        let kib: usize = rss.trim().trim_end_matches(" kB").parse().unwrap();
+        assert!(kib * 1024 <= LIMIT.0 as usize + SLACK as usize, "{kib} KiB resident");
+        let known = region.stats().resident / 1024;
+        assert!(known.abs_diff(kib) <= 2048, "{known} KiB known, {kib} KiB there");
+    });
+}
+
+#[test]
+fn regions_come_and_go_under_load() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for thread in 0..2 {
+                let (swap, stop) = (&swap, &stop);
+                scope.spawn(move || {
+                    let mut region = swap.map(9 * MIB).unwrap();
+                    while !stop.load(Ordering::Relaxed) {
+                        fill(region.as_mut_slice(), thread);
+                        verify(region.as_slice(), thread);
+                    }
+                });
+            }
+            for n in 0..14 {
+                let mut region = swap.map((1 + n % 7) * MIB + 5).unwrap();
+                assert!(region.as_slice::<u64>().iter().step_by(512).all(|word| *word == 0));
+                fill(region.as_mut_slice(), n);
+                verify(region.as_slice(), n);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        // The last look may be a little old.
+        let started = Instant::now();
+        while swap.stats().swapped_pages.load(Ordering::Relaxed) != 0 {
+            assert!(started.elapsed() < Duration::from_secs(5), "slots of regions that are gone");
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+}
+
+#[test]
+fn two_swaps_and_their_ends() {
+    watched(|| {
+        for n in 0..2 {
+            let (Some(one), Some(other)) = (swap(), swap()) else { return };
+            let mut a = one.map(24 * MIB).unwrap();
+            let mut b = other.map(24 * MIB).unwrap();
+            // The region keeps the engine.
+            drop(one);
+            thread::scope(|scope| {
+                scope.spawn(|| fill(a.as_mut_slice(), n));
+                fill(b.as_mut_slice(), n + 1);
+            });
+            verify(a.as_slice(), n);
+            verify(b.as_slice(), n + 1);
+            drop(other);
+            drop(b);
+            verify(a.as_slice(), n);
+        }
+    });
+}
+
+#[test]
+fn pinned_bytes_stay() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(64 * MIB).unwrap();
+        fill(region.as_mut_slice(), 9);
+        let range = 3 * MIB + 100..7 * MIB;
+        let pinned = region.pin(range.clone()).unwrap();
+        let again = region.pin(range.clone()).unwrap();
+        drop(again);
+        assert_eq!(pinned.range(), range);
+        // Everything else goes round; what is pinned stays, by the kernel's own count.
+        for round in 0..2 {
+            fill(&mut region.as_mut_slice::<u64>()[MIB..], round);
+            assert_eq!(resident_pages(&region, range.clone()), 1024);
+        }
+        verify(&region.as_slice::<u64>()[..MIB], 9);
+        drop(pinned);
+        fill(&mut region.as_mut_slice::<u64>()[MIB..], 1);
+        fill(&mut region.as_mut_slice::<u64>()[MIB..], 2);
+        assert!(resident_pages(&region, range.clone()) < 512, "what is not pinned any more can leave");
+        verify(&region.as_slice::<u64>()[..MIB], 9);
+
+        let too_much = region.pin(0..12 * MIB);
+        assert!(matches!(too_much, Err(Error::Pin { .. })), "{too_much:?}");
+    });
+}
+
+/// Pages of bytes `range` that are in memory.
+fn resident_pages(region: &pageout::Region, range: std::ops::Range<usize>) -> usize {
+    let start = (region.as_ptr() as usize + range.start) & !4095;
+    let end = (region.as_ptr() as usize + range.end + 4095) & !4095;
+    let mut map = vec![0u8; (end - start) / 4096];
+    assert_eq!(unsafe { libc::mincore(start as *mut _, end - start, map.as_mut_ptr()) }, 0);
+    map.iter().filter(|page| **page & 1 == 1).count()
+}
+
+#[test]
+fn advice() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(48 * MIB + 10).unwrap();
+        let len = region.len();
+        fill(region.as_mut_slice(), 5);
+        region.advise(0..8 * MIB, Advice::Cold).unwrap();
+        region.advise(0..4 * MIB, Advice::WillNeed).unwrap();
+        assert_eq!(resident_pages(&region, 0..4 * MIB), 1024);
+        // Whole pages inside go; the rest stays.
+        region.advise(4 * MIB + 1..6 * MIB - 1, Advice::DontNeed).unwrap();
+        let bytes = region.as_slice::<u8>();
+        assert!(bytes[4 * MIB + 4096..6 * MIB - 4096].iter().all(|byte| *byte == 0));
+        verify(&region.as_slice::<u64>()[..MIB / 2], 5);
+        assert_eq!(region.as_slice::<u64>()[4 * MIB / 8], mixed(5 + 1024));
+        region.advise(0..len, Advice::DontNeed).unwrap();
+        assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn system_calls_read_and_write_what_is_out() {
+    watched(|| {
+        use std::io::{Read, Seek, Write};
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(40 * MIB).unwrap();
+        fill(region.as_mut_slice(), 2);
+        let path = std::env::temp_dir().join(format!("pageout-api-{}", std::process::id()));
+        let mut file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        file.write_all(region.as_slice()).unwrap();
+        region.as_mut_slice::<u8>().fill(0);
+        file.rewind().unwrap();
+        file.read_exact(region.as_mut_slice()).unwrap();
+        verify(region.as_slice(), 2);
+    });
+}
+
+#[test]
+fn the_engines_descriptors_are_not_the_programs() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(40 * MIB).unwrap();
+        fill(region.as_mut_slice(), 4);
+        // So a daemon that closes everything closes nothing of the engine's.
+        let links =
+            fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        let names: Vec<_> = links.map(|link| link.to_string_lossy().into_owned()).collect();
+        assert!(!names.iter().any(|name| name.contains("userfaultfd") || name.contains("memfd:pageout")));
+        verify(region.as_slice(), 4);
+    });
+}
+
+#[test]
+fn a_child_has_no_regions() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(40 * MIB).unwrap();
+        fill(region.as_mut_slice(), 8);
+        // SAFETY: the child calls nothing that another thread could have locked, and leaves without cleaning up.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = matches!(region.advise(0..1, Advice::Cold), Err(Error::Forked));
+            drop(region);
+            drop(swap);
+            unsafe { libc::_exit(if refused { 7 } else { 1 }) };
+        }
+        let mut status = 0;
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 7);
+        verify(region.as_slice(), 8);
+    });
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let build = |spec: &str| Swap::builder().memory(LIMIT).device(spec).build().unwrap_err().to_string();
+    let nothing = Swap::builder().build().unwrap_err().to_string();
+    assert!(nothing.contains("at least 16M"), "{nothing}");
+    let little = Swap::builder().memory(Bytes(5000)).build().unwrap_err().to_string();
+    assert!(little.contains("least that works is 16M"), "{little}");
+    assert!(build("mem,size=lots").contains("takes a size like 8G"));
+
+    if swap().is_none() {
+        return;
+    }
+    let directory = std::env::temp_dir().join(format!("pageout-api-errors-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    let name = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    for (spec, says) in [
+        (name(""), "name a file in it"),
+        (name("no/such"), "no such file"),
+        (name("small") + ",size=1M", "give at least 64M"),
+        (name("huge") + ",size=900T", "give less"),
+        ("mem,size=1M".into(), "give at least 64M"),
+        ("/dev/null".into(), "neither a regular file nor a block device"),
+    ] {
+        let error = build(&spec);
+        assert!(error.contains(says) && !error.contains('\n'), "{spec}: {error}");
+    }
+    fs::write(name("data"), vec![7u8; 1 << 20]).unwrap();
+    fs::set_permissions(name("data"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(build(&name("data")).contains("run mkswap if its data may go"));
+    fs::set_permissions(name("data"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(build(&name("data")).contains("chmod 600"));
+    fs::remove_file(name("data")).unwrap();
+
+    // A file that is not there serves, and leaves nothing behind.
+    let swap = Swap::builder().memory(LIMIT).device(name("swap") + ",size=128M").build().unwrap();
+    let mut region = swap.map(32 * MIB).unwrap();
+    fill(region.as_mut_slice(), 1);
+    verify(region.as_slice(), 1);
+    assert!(matches!(swap.map(0), Err(Error::Length(0))));
+    assert!(matches!(swap.map(usize::MAX), Err(Error::Length(_))));
+    assert!(matches!(region.pin(5..region.len() + 1), Err(Error::Range { .. })));
+    fs::remove_dir(&directory).unwrap();
+}

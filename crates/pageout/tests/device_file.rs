@@ -1,0 +1,161 @@
+//! The file device on disks, in memory, at the end of the file.
+
+mod device_support;
+
+use device_support::{c, read, round_trip, write_all, Memory, Scratch, MIB};
+use pageout::device::{
+    Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError, Run, PAGE,
+};
+use std::ffi::CStr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+const SIZE: u64 = 32 << 20;
+
+#[test]
+fn memory_round_trip() {
+    let device = FileDevice::create_memory(SIZE).unwrap();
+    assert_eq!((device.kind(), device.access()), (Kind::Memory, Access::Buffered));
+    assert_eq!(device.size(), Ok(SIZE));
+    round_trip(&device);
+}
+
+#[test]
+fn disk_round_trip_direct_and_buffered() {
+    let scratch = Scratch::new("disk");
+    let direct = FileDevice::create(&scratch.file("direct"), SIZE, FileOptions::default()).unwrap();
+    println!("{:?}: {:?}", direct.file_system().unwrap(), direct.access());
+    assert_eq!(direct.kind(), Kind::File);
+    round_trip(&direct);
+    let options = FileOptions { direct: false, ..FileOptions::default() };
+    let buffered = FileDevice::create(&scratch.file("buffered"), SIZE, options).unwrap();
+    assert_eq!(buffered.access(), Access::Buffered);
+    round_trip(&buffered);
+}
+
+#[test]
+fn unlinked_files_have_no_name_and_mode_0600() {
+    let scratch = Scratch::new("unlinked");
+    let device = FileDevice::create_unlinked(&c(&scratch.0), SIZE, FileOptions::default()).unwrap();
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+    let status = rustix::fs::fstat(&device).unwrap();
+    assert_eq!((status.st_nlink, status.st_mode & 0o7777), (0, 0o600));
+    assert_eq!(status.st_blocks, 0, "nothing written takes up nothing");
+    let flags = rustix::io::fcntl_getfd(&device).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    round_trip(&device);
+}
+
+#[test]
+fn tmpfs_is_told_and_works() {
+    const SHM: &CStr = c"/dev/shm";
+    match FileSystem::of_path(SHM) {
+        Ok(found) if found.in_memory => assert_eq!(found.name, "tmpfs"),
+        other => return println!("skipped: /dev/shm is no tmpfs here: {other:?}"),
+    }
+    let device = FileDevice::create_unlinked(SHM, SIZE, FileOptions::default()).unwrap();
+    assert_eq!(device.access(), Access::Buffered);
+    assert!(device.file_system().unwrap().in_memory);
+    round_trip(&device);
+}
+
+#[test]
+fn a_read_beyond_the_end_is_an_error() {
+    let scratch = Scratch::new("end");
+    let memory = Memory::new(4 * PAGE);
+    for direct in [true, false] {
+        let device = FileDevice::create_unlinked(
+            &c(&scratch.0),
+            3 * PAGE as u64,
+            FileOptions { direct, ..FileOptions::default() },
+        )
+        .unwrap();
+        assert_eq!(read(&device, memory.run(0, 0, 3 * PAGE)), Ok(()));
+        assert_eq!(read(&device, memory.run(0, 0, 4 * PAGE)), Err(Errno::NXIO));
+        assert_eq!(read(&device, memory.run(0, 3 * PAGE as u64, PAGE)), Err(Errno::NXIO));
+        assert_eq!(read(&device, memory.run(0, 1 << 40, PAGE)), Err(Errno::NXIO));
+        // An end inside a page.
+        device.set_size(PAGE as u64 + 100).unwrap();
+        assert_eq!(read(&device, memory.run(0, 0, 2 * PAGE)), Err(Errno::NXIO));
+        assert_eq!(read(&device, memory.run(0, PAGE as u64, PAGE)), Err(Errno::NXIO));
+        device.set_size(PAGE as u64 + 512).unwrap();
+        assert_eq!(read(&device, memory.run(0, PAGE as u64, PAGE)), Err(Errno::NXIO));
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    let device = FileDevice::create_memory(SIZE).unwrap();
+    // Page 1 is below what anybody may map.
+    let memory = Memory::filled(2 * PAGE, 1);
+    let hole = Run { at: PAGE as u64, address: PAGE, len: PAGE };
+    assert_eq!(read(&device, Run { at: 0, ..hole }), Err(Errno::FAULT));
+    let runs = [memory.run(0, 0, PAGE), hole, memory.run(PAGE, 2 * PAGE as u64, PAGE)];
+    assert_eq!(write_all(&device, &runs), [Ok(()), Err(Errno::FAULT), Ok(())], "neighbours do not suffer");
+}
+
+#[test]
+fn discard_gives_the_room_back() {
+    let scratch = Scratch::new("discard");
+    let memory = Memory::filled(4 * MIB, 3);
+    for device in [
+        FileDevice::create_memory(SIZE).unwrap(),
+        FileDevice::create_unlinked(&c(&scratch.0), SIZE, FileOptions::default()).unwrap(),
+    ] {
+        assert_eq!(write_all(&device, &[memory.run(0, 0, 4 * MIB)]), [Ok(())]);
+        device.flush().unwrap();
+        let before = rustix::fs::fstat(&device).unwrap().st_blocks;
+        match device.discard(0, 2 * MIB as u64) {
+            Err(Errno::OPNOTSUPP) => println!("skipped: no holes on {:?}", device.file_system()),
+            answer => {
+                answer.unwrap();
+                assert!(rustix::fs::fstat(&device).unwrap().st_blocks <= before / 2 + 16);
+            }
+        }
+        assert_eq!(device.size(), Ok(SIZE));
+        let back = Memory::new(2 * MIB);
+        read(&device, back.run(0, 2 * MIB as u64, 2 * MIB)).unwrap();
+        assert!(back.words() == &memory.words()[2 * MIB / 8..]);
+    }
+}
+
+#[test]
+fn files_that_others_may_use_are_refused() {
+    let scratch = Scratch::new("rights");
+    let open = |path: &Path| FileDevice::open(&c(path), FileOptions::default()).map(|_| ());
+    let refused = |path: &Path| {
+        let error = open(path).unwrap_err();
+        println!("{}: {error}", path.display());
+        error
+    };
+    let file = scratch.0.join("swap");
+    let create = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).unwrap();
+    create.set_len(SIZE).unwrap();
+    assert_eq!(open(&file), Ok(()));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(refused(&file), OpenError::Mode(0o644));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+
+    std::os::unix::fs::symlink(&file, scratch.0.join("link")).unwrap();
+    assert_eq!(refused(&scratch.0.join("link")), OpenError::Refused(Errno::LOOP));
+    assert_eq!(refused(&scratch.0), OpenError::Refused(Errno::ISDIR));
+    assert_eq!(refused(&scratch.0.join("none")), OpenError::Refused(Errno::NOENT));
+    assert_eq!(refused(Path::new("/dev/null")), OpenError::NotAFile);
+
+    let first = FileDevice::open(&c(&file), FileOptions::default()).unwrap();
+    assert_eq!(refused(&file), OpenError::InUse);
+    drop(first);
+
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(refused(&file), OpenError::Directory(0o777));
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o700)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&file, Some(65533), None).unwrap();
+        assert_eq!(refused(&file), OpenError::Owner(65533));
+    } else {
+        println!("skipped: a file of another owner needs root");
+    }
+    let exists = FileDevice::create(&c(&file), SIZE, FileOptions::default()).map(|_| ());
+    assert_eq!(exists, Err(OpenError::Refused(Errno::EXIST)));
+    assert_eq!(std::fs::metadata(&file).unwrap().size(), SIZE, "what was there is still there");
+}

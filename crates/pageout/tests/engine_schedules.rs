@@ -1,0 +1,277 @@
+//! Schedules that failed once, each by name: who does what between which two calls of the engine.
+
+mod engine_support;
+
+use engine_support::program::Habits;
+use engine_support::{OnFailure, Plan, World};
+use pageout::device::faulty::{Fault, Operation, Rule, When};
+use pageout::device::Errno;
+use pageout::engine::Swapin;
+use pageout::kernel::Kernel;
+use pageout::page::Tag;
+use pageout::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+/// Three threads; what they do is said, not left to chance. All memory is managed from the start.
+fn world(plan: impl Fn(Plan) -> Plan) -> Arc<World> {
+    let world = World::new(plan(base()), 1);
+    world.program.lock().unwrap().zeros = false;
+    world.adopt();
+    world.engine.measure();
+    world
+}
+
+fn base() -> Plan {
+    Plan {
+        blocks: 2,
+        chunks: 40,
+        huge: 0,
+        threads: 3,
+        limit_pages: 1024,
+        slots: 16384,
+        swapin: Swapin::Auto,
+        max_order: 9,
+        partial: 0,
+        meanwhile: 0,
+        nested: 0,
+        slow: false,
+        real: false,
+        habits: Habits { faulty: false, ..Habits::ALL },
+    }
+}
+
+fn touch(world: &World, thread: usize, page: usize, n: usize, write: bool) {
+    let mut program = world.program.lock().unwrap();
+    program.start_touch(thread, page, n, write);
+    program.step_thread(&world.engine.kernel, thread);
+}
+
+fn step(world: &World, thread: usize) {
+    let mut program = world.program.lock().unwrap();
+    program.ending = true;
+    program.step_thread(&world.engine.kernel, thread);
+}
+
+/// Pages are written, then all leave.
+fn write_and_evict(world: &World, page: usize, n: usize) {
+    touch(world, 0, page, n, true);
+    world.settle();
+    evict_all(world);
+    assert!(world.engine.place.swapped() > 0);
+}
+
+/// Everything that can leave does; what was used lately has its second chances first.
+fn evict_all(world: &World) {
+    for _ in 0..8 {
+        world.evict(512);
+    }
+}
+
+/// The page's event is queued, and its caller runs whenever the engine calls the kernel.
+fn event_meanwhile(world: &World) {
+    fn returns(world: &World) {
+        step(world, 1);
+        if world.engine.kernel.changing() > 0 {
+            *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+        }
+    }
+    world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 4));
+    *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+}
+
+/// Everybody ends what they began, all memory holds what it should, and the engine's books are right.
+fn end(world: &World) {
+    world.settle();
+    world.check();
+    world.read_all();
+    world.check();
+}
+
+#[test]
+fn a_page_is_discarded_while_it_is_read() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    write_and_evict(&world, 0, 64);
+    touch(&world, 0, 5, 1, false);
+    *world.at_device.lock().unwrap() = Some(Box::new(|world| {
+        world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (0, 16));
+        world.engine.pump();
+        step(world, 1);
+        // A third thread meets the new word while the old one is being read.
+        touch(world, 2, 6, 1, false);
+    }));
+    world.serve();
+    end(&world);
+}
+
+#[test]
+fn a_run_is_given_up_for_an_event_while_another_thread_waits_for_a_part_of_it() {
+    let world = world(|plan| Plan { slow: true, ..plan });
+    let _on_failure = OnFailure(&world);
+    write_and_evict(&world, 0, 64);
+    // Known to be slow from here on, so that others read events during a read.
+    touch(&world, 0, 32, 16, false);
+    world.settle();
+    touch(&world, 0, 5, 1, false);
+    *world.at_device.lock().unwrap() = Some(Box::new(|world| {
+        touch(world, 2, 9, 1, false);
+        assert!(!world.engine.is_led());
+        world.serve();
+        world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (0, 8));
+        // Acknowledged, but the caller runs again only later: until then nothing can be mapped.
+        world.engine.pump();
+        *world.at_call.lock().unwrap() = Some((3, Box::new(|world| step(world, 1))));
+    }));
+    world.serve();
+    end(&world);
+}
+
+#[test]
+fn a_fault_is_read_by_adoption() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    world.program.lock().unwrap().start_mmap(&world.engine.kernel, 1, (512, 512));
+    while world.engine.kernel.changing() > 0 {
+        step(&world, 1);
+        world.engine.pump();
+    }
+    step(&world, 1);
+    touch(&world, 0, 5, 1, false);
+    event_meanwhile(&world);
+    world.adopt();
+    assert_eq!(world.engine.events.read().iter().count(), 2);
+    end(&world);
+}
+
+#[test]
+fn a_mapping_is_replaced_while_it_is_adopted() {
+    for call in 0..8 {
+        let world = World::new(base(), 1);
+        let _on_failure = OnFailure(&world);
+        *world.at_call.lock().unwrap() = Some((
+            call,
+            Box::new(|world| {
+                let mut program = world.program.lock().unwrap();
+                program.start_mmap(&world.engine.kernel, 1, (512, 512));
+                program.step_thread(&world.engine.kernel, 1);
+                program.start_touch(2, 600, 8, true);
+                for _ in 0..8 {
+                    program.step_thread(&world.engine.kernel, 2);
+                }
+                drop(program);
+                // The call returns once its event is read.
+                fn returns(world: &World) {
+                    if world.engine.kernel.changing() > 0 {
+                        step(world, 1);
+                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+                    }
+                }
+                *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+            }),
+        ));
+        world.adopt();
+        world.settle();
+        world.check();
+        evict_all(&world);
+        end(&world);
+    }
+}
+
+#[test]
+fn an_event_is_unread_when_no_frame_is_left() {
+    let world = world(|plan| Plan { limit_pages: 64, chunks: 8, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    world.engine.measure();
+    touch(&world, 0, 300, 1, true);
+    // After the server has read of the fault.
+    *world.at_call.lock().unwrap() = Some((2, Box::new(event_meanwhile)));
+    world.serve();
+    end(&world);
+}
+
+#[test]
+fn an_event_is_unread_when_a_page_must_go_back() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    world.device.arm(Rule {
+        operation: Operation::Write,
+        when: When::Since(0),
+        fault: Fault::Fail(Errno::IO),
+    });
+    *world.at_device.lock().unwrap() = Some(Box::new(event_meanwhile));
+    evict_all(&world);
+    assert!(world.at_device.lock().unwrap().is_none());
+    end(&world);
+}
+
+#[test]
+fn a_page_is_rescued_while_it_is_written() {
+    let habits = Habits::ACCESS;
+    let world = world(|plan| Plan { habits, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    *world.at_device.lock().unwrap() = Some(Box::new(|world| {
+        let at = |page: &usize| world.engine.kernel.program_base() + page * 4096;
+        let cached = |page: &usize| world.word(at(page)).is_some_and(|word| word.tag() == Tag::Cached);
+        touch(world, 1, (0..64).find(cached).unwrap(), 1, true);
+        world.serve();
+    }));
+    evict_all(&world);
+    assert_eq!(world.engine.stats.rescued.load(Relaxed), 1);
+    // The frame is filled and the page is there: one more than the budget had.
+    let left = world.plan.limit_pages - world.engine.kernel.resident_pages() as i64;
+    assert_eq!(world.engine.budget.load(Relaxed), left);
+    end(&world);
+}
+
+#[test]
+fn a_huge_page_leaves_whole_and_comes_back() {
+    let habits = Habits { huge: true, ..Habits::ACCESS };
+    let world = world(|plan| Plan { huge: 2, habits, swapin: Swapin::Always, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 1024, true);
+    world.settle();
+    for _ in 0..4 {
+        world.evict(512);
+        world.check();
+    }
+    end(&world);
+    let stats = world.engine.stats;
+    assert!(
+        stats.thp_swpout.load(Relaxed) > 0
+            || !world.engine.kernel.is_huge(world.engine.kernel.program_base())
+    );
+}
+
+#[test]
+fn a_part_of_a_huge_page_is_discarded() {
+    let habits = Habits { huge: true, ..Habits::ALL };
+    let world = world(|plan| Plan { huge: 2, habits, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 1024, true);
+    world.settle();
+    world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (0, 20));
+    world.settle();
+    // Each unit that has pages can still be found by reclaim.
+    world.check();
+    evict_all(&world);
+    end(&world);
+}
+
+#[test]
+fn a_page_shared_since_a_fork_is_met_by_a_fault_that_reclaims() {
+    let world = world(|plan| Plan { limit_pages: 64, chunks: 8, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    world.engine.measure();
+    world.engine.kernel.share();
+    // The server may not populate: the simulated kernel fails if it does.
+    touch(&world, 0, 200, 400, true);
+    end(&world);
+}

@@ -1,0 +1,55 @@
+//! The engine against a model program on the simulated kernel, by seed. `PAGEOUT_SEED` replays one,
+//! `PAGEOUT_SEEDS` says how many, `PAGEOUT_SIM_STEPS` how long each.
+
+mod engine_support;
+
+use engine_support::program::{Habits, Random};
+use engine_support::{run, seeds, Plan};
+use pageout::device::faulty::{Fault, Operation, Rule, When};
+use pageout::device::Errno;
+
+#[test]
+fn accesses_alone() {
+    for seed in seeds(1, 20) {
+        let plan = Plan::by_seed(seed);
+        let habits = Habits { huge: plan.habits.huge, ..Habits::ACCESS };
+        run(Plan { habits, ..plan }, seed, |_| ());
+    }
+}
+
+#[test]
+fn all_calls() {
+    for seed in seeds(1000, 20) {
+        run(Plan::by_seed(seed), seed, |_| ());
+    }
+}
+
+/// A device that fails and tears: a page then holds the right data or raises SIGBUS, never anything else.
+#[test]
+fn failing_devices() {
+    for seed in seeds(2000, 20) {
+        let plan = Plan::by_seed(seed);
+        let mut random = Random(seed);
+        let rules: Vec<Rule> = (0..1 + random.below(3)).map(|_| rule(&mut random)).collect();
+        let habits =
+            if seed % 2 == 0 { plan.habits } else { Habits { huge: plan.habits.huge, ..Habits::ACCESS } };
+        let habits = Habits { faulty: true, ..habits };
+        run(Plan { habits, ..plan }, seed, |device| rules.iter().for_each(|rule| device.arm(*rule)));
+    }
+}
+
+fn rule(random: &mut Random) -> Rule {
+    let operation = if random.one_in(2) { Operation::Read } else { Operation::Write };
+    let when = match random.below(4) {
+        0 => When::After(random.below(50) as u64),
+        1 => When::Since(random.below(300) as u64),
+        2 => When::At(random.below(2000 * 4096) as u64),
+        _ => When::Chance(1 << random.below(16)),
+    };
+    let fault = match random.below(3) {
+        0 => Fault::Fail(Errno::IO),
+        1 => Fault::Tear(Errno::NOSPC),
+        _ => Fault::TearSilently,
+    };
+    Rule { operation, when, fault }
+}

@@ -1,0 +1,577 @@
+//! A world for the engine: simulated kernel, model program, device with rules, and everything else that the
+//! engine must keep true, checked while it stands still.
+
+#![allow(dead_code)]
+
+pub mod program;
+
+use pageout::device::faulty::FaultyDevice;
+use pageout::device::{Device, Errno, FileDevice, Kind, Run};
+use pageout::engine::{Config, Engine, Swapin};
+use pageout::fault::Server;
+use pageout::frame::{Frames, CHUNK};
+use pageout::kernel::sim::Simulated;
+use pageout::kernel::Kernel;
+use pageout::page::Tag;
+use pageout::slot::DeviceConfig;
+use pageout::space::{BLOCK, BLOCK_PAGES};
+use pageout::stats::Stats;
+use pageout::swap::swapout::Outgoing;
+use pageout::swap::{Lessor, Place};
+use program::{Habits, Program, Random, PAGE};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub blocks: usize,
+    pub chunks: usize,
+    pub huge: usize,
+    pub threads: usize,
+    pub limit_pages: i64,
+    pub slots: u64,
+    pub swapin: Swapin,
+    pub max_order: u8,
+    pub partial: u32,
+    /// Other threads of the program go on in one of so many calls of the kernel; 0: never.
+    pub meanwhile: usize,
+    /// Other engine threads work in one of so many requests to the device; 0: never.
+    pub nested: usize,
+    /// Reads take long: the leader leaves while it answers.
+    pub slow: bool,
+    /// The threads are real ones.
+    pub real: bool,
+    pub habits: Habits,
+}
+
+impl Plan {
+    /// A plan by seed.
+    pub fn by_seed(seed: u64) -> Self {
+        let mut random = Random(seed ^ 0xabcd);
+        let huge = random.one_in(3);
+        let blocks = 2 + random.below(4);
+        // What others hold while they wait for the device below us must not be all that there is.
+        let nested = random.one_in(2);
+        Self {
+            blocks,
+            chunks: random.below(40) + if nested { 34 * (DEPTH + 1) } else { 2 },
+            huge: if huge { 1 + random.below(2) } else { 0 },
+            threads: 1 + random.below(6),
+            limit_pages: 64 + random.below(blocks * BLOCK_PAGES) as i64,
+            slots: if random.one_in(4) { 513 + random.below(1024) as u64 } else { 16384 },
+            swapin: [Swapin::Auto, Swapin::Always, Swapin::Madvise, Swapin::Never][random.below(4)],
+            max_order: [0, 3, 4, 6, 9, 9, 9, 9][random.below(8)],
+            partial: if random.one_in(2) { 0 } else { random.below(20_000) as u32 },
+            meanwhile: 1 + random.below(8),
+            nested: if nested { 1 + random.below(6) } else { 0 },
+            slow: random.one_in(2),
+            real: false,
+            habits: Habits { huge, share: random.below(2), ..Habits::ALL },
+        }
+    }
+}
+
+/// Before each request other threads of the engine may run, on the same stack.
+struct Hooked {
+    inner: Arc<FaultyDevice<FileDevice>>,
+    world: Arc<OnceLock<Weak<World>>>,
+}
+
+impl Hooked {
+    fn others(&self) {
+        if let Some(world) = self.world.get().and_then(Weak::upgrade) {
+            let then = world.at_device.lock().unwrap().take();
+            if let Some(then) = then {
+                then(&world);
+            }
+            world.others();
+        }
+    }
+}
+
+impl Device for Hooked {
+    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
+        unsafe { self.read_vectored(run.at, &[(run.address, run.len)]) }
+    }
+
+    unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
+        self.others();
+        let result = unsafe { self.inner.read_vectored(at, parts) };
+        if let Some(world) = self.world.get().and_then(Weak::upgrade).filter(|world| world.plan.slow) {
+            world.engine.kernel.advance(100_000_000);
+        }
+        self.others();
+        result
+    }
+
+    unsafe fn write_batch(&self, runs: &[Run], results: &mut [Result<(), Errno>]) {
+        self.others();
+        unsafe { self.inner.write_batch(runs, results) };
+        self.others();
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), Errno> {
+        self.inner.discard(at, len)
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        self.inner.flush()
+    }
+
+    fn kind(&self) -> Kind {
+        self.inner.kind()
+    }
+}
+
+struct NoTrunks;
+
+impl Lessor for NoTrunks {
+    fn lease(&self, _device: usize) -> Option<u32> {
+        None
+    }
+
+    fn give_back(&self, _device: usize, _trunk: u32) {}
+}
+
+/// Calls of the kernel in one step of a world before it counts as a hang.
+const PATIENCE: usize = 2_000_000;
+/// Engine threads that work within each other.
+const DEPTH: usize = 3;
+
+/// What somebody does at a certain point.
+pub type Deed = Box<dyn FnOnce(&World) + Send>;
+
+pub struct World {
+    pub engine: Engine<Simulated>,
+    pub device: Arc<FaultyDevice<FileDevice>>,
+    pub program: Mutex<Program>,
+    pub plan: Plan,
+    seed: u64,
+    servers: Mutex<Vec<Box<Server>>>,
+    outs: Mutex<Vec<Outgoing>>,
+    /// What a schedule does at the next request to the device.
+    pub at_device: Mutex<Option<Deed>>,
+    /// What a schedule does after so many more calls of the kernel.
+    pub at_call: Mutex<Option<(usize, Deed)>>,
+    random: Mutex<Random>,
+    calls: AtomicUsize,
+    depth: AtomicUsize,
+}
+
+pub fn stats() -> &'static Stats {
+    // SAFETY: counters that are all 0.
+    Box::leak(Box::new(unsafe { std::mem::zeroed() }))
+}
+
+impl World {
+    pub fn new(plan: Plan, seed: u64) -> Arc<Self> {
+        let kernel = Simulated::new(plan.blocks, plan.chunks, plan.huge, seed);
+        kernel.set_partial(plan.partial);
+        let config = Config {
+            pins: None,
+            limit_pages: plan.limit_pages,
+            max_order: plan.max_order,
+            swapin: plan.swapin,
+            huge: plan.huge > 0,
+            zeros: kernel.zeros(),
+            low_pages: 32,
+            high_pages: 64,
+        };
+        let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
+        let device = Arc::new(FaultyDevice::memory(plan.slots * PAGE as u64, seed).unwrap());
+        let known = Arc::new(OnceLock::new());
+        let hooked = Hooked { inner: device.clone(), world: known.clone() };
+        let config_of_device =
+            DeviceConfig { priority: 0, rotational: false, discard: false, slots: plan.slots, first: 1 };
+        let place =
+            Place::new(2, [(config_of_device, Box::new(hooked) as Box<dyn Device>)], Box::new(NoTrunks));
+        let pages = plan.blocks * BLOCK_PAGES;
+        let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
+        program.map(&kernel, 0, pages);
+        let world = Arc::new(Self {
+            engine: Engine::new(kernel, config, frames, place, stats()),
+            device,
+            program: Mutex::new(program),
+            plan,
+            seed,
+            servers: Mutex::default(),
+            outs: Mutex::default(),
+            at_device: Mutex::default(),
+            at_call: Mutex::default(),
+            random: Mutex::new(Random(seed ^ 0x5eed)),
+            calls: AtomicUsize::new(0),
+            depth: AtomicUsize::new(0),
+        });
+        known.set(Arc::downgrade(&world)).unwrap();
+        let weak = Arc::downgrade(&world);
+        world.engine.kernel.set_meanwhile(move || {
+            if let Some(world) = weak.upgrade() {
+                world.meanwhile();
+            }
+        });
+        world
+    }
+
+    fn below(&self, n: usize) -> usize {
+        self.random.lock().unwrap().below(n)
+    }
+
+    /// Other threads of the program go on, perhaps.
+    fn meanwhile(&self) {
+        if self.plan.meanwhile == 0 {
+            self.scheduled();
+            return;
+        }
+        let calls = self.calls.fetch_add(1, Relaxed);
+        assert!(calls < PATIENCE, "hang: the engine goes round and round");
+        if self.below(self.plan.meanwhile) == 0 {
+            let Ok(mut program) = self.program.try_lock() else { return };
+            program.step(&self.engine.kernel);
+        }
+    }
+
+    fn scheduled(&self) {
+        let mut at_call = self.at_call.lock().unwrap();
+        match &mut *at_call {
+            None => return,
+            Some((calls, _)) if *calls > 0 => {
+                *calls -= 1;
+                return;
+            }
+            Some(_) => {}
+        }
+        let (_, then) = at_call.take().unwrap();
+        drop(at_call);
+        then(self);
+    }
+
+    /// Other threads of the engine go on, perhaps.
+    fn others(&self) {
+        let nested = self.plan.nested;
+        if nested > 0 && self.depth.load(Relaxed) < DEPTH && self.below(nested) == 0 {
+            self.depth.fetch_add(1, Relaxed);
+            let before = self.engine.kernel.set_serving(false);
+            for _ in 0..1 + self.below(3) {
+                self.one_engine_step();
+            }
+            self.engine.kernel.set_serving(before);
+            self.depth.fetch_sub(1, Relaxed);
+        }
+    }
+
+    pub fn serve(&self) {
+        if !self.plan.real && self.engine.is_led() {
+            // The leader is below us on this stack.
+            return;
+        }
+        // The one that has waited longest: it may have a backlog.
+        let first = {
+            let mut servers = self.servers.lock().unwrap();
+            (!servers.is_empty()).then(|| servers.remove(0))
+        };
+        let mut server = first.unwrap_or_default();
+        // Who is asked there is the last to come: with real threads nobody can tell.
+        let before = self.engine.kernel.set_serving(!self.plan.real);
+        server.serve(&self.engine, 0);
+        self.engine.kernel.set_serving(before);
+        self.servers.lock().unwrap().push(server);
+    }
+
+    pub fn evict(&self, want: usize) -> usize {
+        let mut out = self.outs.lock().unwrap().pop().unwrap_or_default();
+        let evicted = self.engine.evict(&mut out, want);
+        self.outs.lock().unwrap().push(out);
+        evicted
+    }
+
+    pub fn balance(&self) {
+        let mut out = self.outs.lock().unwrap().pop().unwrap_or_default();
+        self.engine.balance(&mut out);
+        self.outs.lock().unwrap().push(out);
+    }
+
+    /// The agent finds mappings that nobody manages.
+    pub fn adopt(&self) {
+        let (base, pages) = {
+            let program = self.program.lock().unwrap();
+            (
+                program.at(0),
+                program.values.iter().map(|value| value.mapped && value.writable).collect::<Vec<_>>(),
+            )
+        };
+        let mut first = 0;
+        while first < pages.len() {
+            let n = pages[first..].iter().take_while(|mapped| **mapped).count();
+            if n > 0 {
+                let mut gaps = Vec::new();
+                let (start, end) = (base + first * PAGE, base + (first + n) * PAGE);
+                self.engine.events.read().gaps(start, end, |from, to| gaps.push((from, to)));
+                for (from, to) in gaps {
+                    let _ = self.engine.adopt(from, to);
+                }
+            }
+            first += n.max(1);
+        }
+    }
+
+    fn one_engine_step(&self) {
+        match self.below(12) {
+            0..=4 => self.serve(),
+            5 => drop(self.evict(1 + self.below(64))),
+            6 => drop(self.evict(512)),
+            7 | 8 => self.balance(),
+            9 => drop(self.engine.measure()),
+            10 => self.engine.pump(),
+            _ => self.adopt(),
+        }
+    }
+
+    /// One step of somebody.
+    pub fn step(&self) {
+        self.calls.store(0, Relaxed);
+        match self.below(8) {
+            0..=4 => {
+                let mut program = self.program.lock().unwrap();
+                program.step(&self.engine.kernel);
+            }
+            5 if self.below(20) == 0 => {
+                let mut program = self.program.lock().unwrap();
+                program.reclaim_lazy(&self.engine.kernel);
+                self.engine.kernel.advance(200_000_000);
+            }
+            _ => self.one_engine_step(),
+        }
+    }
+
+    /// All that is under way ends; a thread that never does is a hang.
+    pub fn settle(&self) {
+        self.program.lock().unwrap().ending = true;
+        for round in 0.. {
+            if self.program.lock().unwrap().idle() {
+                break;
+            }
+            if round > 200_000 {
+                let waiting = self.engine.kernel.waiting();
+                for (thread, address, read) in &waiting {
+                    eprintln!(
+                        "thread {thread} waits at page {} (fault read: {read}): {:?} {:?}",
+                        (address - self.engine.kernel.program_base()) / PAGE,
+                        self.word(*address),
+                        self.engine.kernel.page(*address)
+                    );
+                }
+                panic!("hang: {} threads wait", waiting.len());
+            }
+            self.calls.store(0, Relaxed);
+            self.program.lock().unwrap().step(&self.engine.kernel);
+            self.serve();
+        }
+        self.program.lock().unwrap().ending = false;
+    }
+
+    /// What the engine knows of a page.
+    pub fn word(&self, address: usize) -> Option<pageout::page::Word> {
+        let block = self.engine.space.block(address)?.lock();
+        Some(block.word(address % BLOCK / PAGE))
+    }
+
+    /// The program reads all of its memory.
+    pub fn read_all(&self) {
+        self.settle();
+        let runs = {
+            let program = self.program.lock().unwrap();
+            let mut runs = Vec::new();
+            let mut first = 0;
+            while first < program.values.len() {
+                let n = program.values[first..].iter().take_while(|value| value.mapped).count();
+                if n > 0 {
+                    runs.push((first, n));
+                }
+                first += n.max(1);
+            }
+            runs
+        };
+        for (first, n) in runs {
+            self.program.lock().unwrap().read_run(first, n);
+            self.settle();
+        }
+    }
+
+    /// What must hold while no engine thread works.
+    pub fn check(&self) {
+        let engine = &self.engine;
+        let kernel = &engine.kernel;
+        let program = self.program.lock().unwrap();
+        let quiet = kernel.changing() == 0 && program.values.iter().all(|value| value.removing == 0);
+        if quiet {
+            for region in engine.events.read().iter() {
+                for at in (region.start..region.end).step_by(PAGE) {
+                    assert!(kernel.page(at).registered, "{at:#x} of {region:x?} is not registered");
+                }
+            }
+        }
+        let mut names: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut queued: HashMap<u32, usize> = HashMap::new();
+        for unit in engine.policy.lock().queued() {
+            *queued.entry(unit).or_default() += 1;
+        }
+        for (block_start, block) in engine.space.blocks(program.at(0), program.at(program.values.len())) {
+            let block = block.lock();
+            let mut resident = 0;
+            for index in 0..BLOCK_PAGES {
+                let at = block_start + index * PAGE;
+                let number = (at - program.at(0)) / PAGE;
+                let word = block.word(index);
+                let page = kernel.page(at);
+                resident += usize::from(word.tag() == Tag::Resident);
+                if matches!(word.tag(), Tag::Resident | Tag::Swapped) && word.payload() != 0 {
+                    *names.entry(word.payload()).or_default() += 1;
+                }
+                assert!(
+                    !matches!(word.tag(), Tag::Cached | Tag::Busy),
+                    "page {number} is left {word:?} though nobody works on it"
+                );
+                if quiet && matches!(word.tag(), Tag::Zero | Tag::Swapped | Tag::Poisoned) {
+                    assert!(!page.present, "page {number} is {word:?} and mapped: {page:?}");
+                    assert!(page.mapping != 0, "page {number} is {word:?} and its mapping has gone");
+                }
+                if quiet && word.tag() != Tag::None {
+                    assert!(page.registered, "page {number} is {word:?} and not registered: {page:?}");
+                }
+                if quiet && word.tag() == Tag::Resident && !page.present {
+                    let value = program.values[number];
+                    assert!(
+                        value.token == 0 || value.lazy || value.lost || !value.mapped,
+                        "page {number} is lost: {word:?}, {page:?}, should be {value:?}"
+                    );
+                }
+                if index % 16 == 0 {
+                    self.check_unit(&block, block_start, index, &queued);
+                }
+            }
+            assert_eq!(resident, block.resident as usize);
+        }
+        for (entry, names) in &names {
+            assert_eq!(engine.place.count(*entry), Some(*names), "count of slot {entry:#x}");
+        }
+        let swapped: u64 = names.values().map(|names| u64::from(*names)).sum();
+        assert_eq!(engine.place.swapped(), swapped, "slots that no word names");
+        self.check_frames();
+        if self.plan.habits.is_access_alone() {
+            // All memory comes and goes through the engine, so its sum is exact.
+            let left = self.plan.limit_pages - kernel.resident_pages() as i64;
+            assert_eq!(engine.budget.load(pageout::sync::atomic::Ordering::Relaxed), left, "budget");
+        }
+    }
+
+    fn check_unit(
+        &self,
+        block: &pageout::space::BlockState,
+        block_start: usize,
+        index: usize,
+        queued: &HashMap<u32, usize>,
+    ) {
+        let Some(unit) = block.unit(index) else { return };
+        let number = ((block_start + index * PAGE) / (16 * PAGE)) as u32;
+        let times = queued.get(&number).copied().unwrap_or(0);
+        let page = (block_start - self.engine.kernel.program_base()) / PAGE + index;
+        assert_eq!(
+            times,
+            usize::from(unit.usage.queued),
+            "unit of page {page} in the queues; its own word: {:?}",
+            unit.usage
+        );
+        let resident = unit.words.iter().any(|word| word.tag() == Tag::Resident);
+        let by_block = block.huge && block.unit(0).is_some_and(|unit| unit.usage.queued);
+        assert!(!resident || unit.usage.queued || by_block, "unit of page {page} can never leave");
+    }
+
+    fn check_frames(&self) {
+        let frames = &self.engine.frames;
+        let kernel = &self.engine.kernel;
+        let census = frames.census();
+        let mut ready = vec![0; self.plan.chunks];
+        for frame in &census.ready {
+            assert!(kernel.page(frames.address(*frame)).present, "ready frame {frame} is a hole");
+            ready[*frame as usize / CHUNK] += 1;
+        }
+        assert_eq!(census.ready.len(), frames.ready_pages(), "count of ready frames");
+        for (chunk, ready) in ready.into_iter().enumerate() {
+            let first = (chunk * CHUNK) as u32;
+            let times = census.holes.iter().filter(|hole| **hole == first).count();
+            let present = (first..first + CHUNK as u32)
+                .filter(|frame| kernel.page(frames.address(*frame)).present)
+                .count();
+            assert_eq!(present, ready, "filled frames of chunk {chunk}");
+            match times {
+                0 => assert_eq!(census.emptied[chunk] + present, CHUNK, "chunk {chunk} lost frames"),
+                1 => assert_eq!((present, census.emptied[chunk]), (0, 0), "chunk {chunk} of holes"),
+                _ => panic!("chunk {chunk} is twice among the holes"),
+            }
+        }
+        let mut huge: Vec<u32> = census.huge_ready.iter().chain(&census.huge_holes).copied().collect();
+        huge.sort_unstable();
+        assert_eq!(huge, (0..self.plan.huge as u32).collect::<Vec<_>>(), "huge frames");
+        for (list, present) in [(&census.huge_ready, true), (&census.huge_holes, false)] {
+            for huge in list {
+                for page in 0..BLOCK_PAGES {
+                    let at = frames.huge_address(*huge) + page * PAGE;
+                    assert_eq!(kernel.page(at).present, present, "page {page} of huge frame {huge}");
+                }
+            }
+        }
+    }
+}
+
+/// Prints the seed, and what happened last, when a test fails.
+pub struct OnFailure<'a>(pub &'a World);
+
+impl Drop for OnFailure<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            match self.0.program.try_lock() {
+                Ok(program) => program.print_log(),
+                Err(TryLockError::Poisoned(program)) => program.into_inner().print_log(),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            eprintln!("PAGEOUT_SEED={} {:?}", self.0.seed, self.0.plan);
+        }
+    }
+}
+
+/// Steps of one run.
+pub fn steps() -> usize {
+    std::env::var("PAGEOUT_SIM_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(1000)
+}
+
+/// The seeds to run: `PAGEOUT_SEED`, or `n` from `first` on.
+pub fn seeds(first: u64, n: u64) -> Vec<u64> {
+    let n = std::env::var("PAGEOUT_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(n);
+    match std::env::var("PAGEOUT_SEED") {
+        Ok(seed) => vec![seed.parse().expect("PAGEOUT_SEED is a number")],
+        Err(_) => (first..first + n).collect(),
+    }
+}
+
+/// One run: random steps, looked at often, at the end everything is read.
+pub fn run(plan: Plan, seed: u64, arm: impl Fn(&FaultyDevice<FileDevice>)) {
+    let world = World::new(plan, seed);
+    let _on_failure = OnFailure(&world);
+    arm(&world.device);
+    world.adopt();
+    world.engine.measure();
+    for step in 0..steps() {
+        world.step();
+        if step % 16 == 0 {
+            world.check();
+        }
+        if step % 1000 == 999 {
+            world.settle();
+            world.check();
+        }
+    }
+    world.read_all();
+    world.check();
+}

@@ -1,0 +1,218 @@
+//! Models of the slot allocator: loom tries the ways in which threads can meet.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test slot_models`. Two threads are tried in
+//! full unless a bound on preemptions is given; `PAGEOUT_MODELS=short` bounds all of them. Each model has a twin that
+//! is told to make one mistake and must fail.
+#![cfg(loom)]
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use loom::sync::Arc;
+use loom::thread;
+use pageout::slot::flaw::{ask, Flaw};
+use pageout::slot::*;
+
+const CLUSTER: u64 = CLUSTER_SLOTS as u64;
+
+fn config(slots: u64) -> DeviceConfig {
+    DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 0 }
+}
+
+fn owner(page: u64) -> Owner {
+    Owner { space: 1, page }
+}
+
+fn slots_with(cpus: usize, slots: u64) -> (Arc<Slots>, DeviceId) {
+    let all = Slots::new(cpus);
+    let id = all.swapon(config(slots)).unwrap();
+    (Arc::new(all), id)
+}
+
+fn explore(bound: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let short = std::env::var("PAGEOUT_MODELS").is_ok_and(|form| form == "short");
+    builder.preemption_bound = if short { Some(bound.unwrap_or(2).min(2)) } else { bound };
+    builder.max_branches = 100_000;
+    let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = runs.clone();
+    builder.check(move || {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model()
+    });
+    println!("{} schedules", runs.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+/// The model passes, and fails when the allocator makes `flaw`.
+fn passes_and_would_notice(flaw: Flaw, bound: Option<usize>, model: fn()) {
+    let started = std::time::Instant::now();
+    explore(bound, model);
+    let took = started.elapsed();
+    ask(Some(flaw));
+    let noticed = catch_unwind(AssertUnwindSafe(|| explore(Some(3), model))).is_err();
+    ask(None);
+    println!("{flaw:?}: passed in {took:.1?}, flaw noticed: {noticed}");
+    assert!(noticed, "the model does not notice {flaw:?}");
+}
+
+/// The slot word: of two who put the last count of a slot one is told that it was free.
+#[test]
+fn slot_word() {
+    passes_and_would_notice(Flaw::PutInTwo, None, || {
+        let (slots, _) = slots_with(1, CLUSTER);
+        let entry = slots.alloc(0, 0, owner(1)).unwrap();
+        let _other = slots.alloc(0, 0, owner(2)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.put(entry, 1).is_ok());
+        let here = slots.put(entry, 1).is_ok();
+        assert!(here != thread.join().unwrap(), "freed once");
+        slots.audit();
+    });
+}
+
+/// The cluster: slots of one cluster freed and taken at once leave it where it belongs.
+#[test]
+fn cluster() {
+    passes_and_would_notice(Flaw::MoveUnlocked, None, || {
+        let (slots, _) = slots_with(1, CLUSTER);
+        let pair = slots.alloc(0, 1, owner(1)).unwrap();
+        let second = slots.alloc(0, 1, owner(3)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.put(pair, 2).unwrap());
+        slots.put(second, 2).unwrap();
+        let got = slots.alloc(0, 1, owner(5));
+        thread.join().unwrap();
+        assert!(got.is_some());
+        slots.audit();
+    });
+}
+
+/// Hints: one that holds no longer gives nothing.
+#[test]
+fn hints() {
+    passes_and_would_notice(Flaw::HintBelieved, Some(5), || {
+        let (slots, id) = slots_with(1, CLUSTER);
+        let single = slots.alloc(0, 0, owner(1)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || {
+            other.put(single, 1).unwrap();
+            other.alloc(0, 1, owner(2))
+        });
+        let got = slots.alloc(0, 0, owner(4));
+        let pair = thread.join().unwrap();
+        assert!(got.is_some() && (pair.is_none() || pair != got));
+        assert!(slots.swapoff_begin(id));
+        assert_eq!(slots.alloc(0, 0, owner(4)), None, "the hint is of a device that is off");
+        slots.audit();
+    });
+}
+
+/// Lists, and whether a device is full: a single page finds the slot that is free.
+#[test]
+fn lists() {
+    passes_and_would_notice(Flaw::FullUnsure, None, || {
+        let (slots, _) = slots_with(2, CLUSTER);
+        let whole = slots.alloc(0, CLUSTER_ORDER, owner(1)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.put(whole, 1).unwrap());
+        let got = slots.alloc(1, 0, owner(9));
+        thread.join().unwrap();
+        slots.audit();
+        let got = got.or_else(|| slots.alloc(1, 0, owner(9)));
+        assert_eq!(got, Some(whole), "no slot hides");
+        slots.audit();
+    });
+}
+
+/// A device that goes while somebody allocates the first of its slots: it stays, or gives none.
+#[test]
+fn device_off() {
+    passes_and_would_notice(Flaw::OffAtOnce, Some(5), || {
+        let (slots, id) = slots_with(1, CLUSTER);
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
+        assert!(slots.swapoff_begin(id));
+        let left = slots.swapoff_end(id);
+        let got = thread.join().unwrap();
+        assert_eq!(left, if got.is_some() { Err(SwapoffError::InUse(1)) } else { Ok(()) });
+        if let Some(got) = got {
+            slots.put(got, 1).unwrap();
+            assert_eq!(slots.swapoff_end(id), Ok(()));
+        }
+        slots.audit();
+    });
+}
+
+/// A device comes while somebody looks for room; its trunk is used for the first time by two at once.
+#[test]
+fn device_on() {
+    explore(Some(3), || {
+        let slots = Arc::new(Slots::new(2));
+        let id = slots.swapon(config(0)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || {
+            assert!(other.add_trunk(id, 0));
+            other.alloc(1, 0, owner(1))
+        });
+        let got = slots.alloc(0, 0, owner(2));
+        let there = thread.join().unwrap();
+        assert!(there.is_some(), "who brought the trunk finds room in it");
+        assert_ne!(got, there);
+        slots.audit();
+    });
+}
+
+/// Counts that overflow at once in one cluster are all kept.
+#[test]
+fn overflow() {
+    passes_and_would_notice(Flaw::ContinuedTwice, None, || {
+        let (slots, _) = slots_with(1, CLUSTER);
+        let pair = slots.alloc(0, 1, owner(1)).unwrap();
+        slots.dup(pair, 2).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.dup(pair, 1).unwrap());
+        slots.dup(pair.at(1), 1).unwrap();
+        thread.join().unwrap();
+        assert_eq!(slots.look(pair), Ok((owner(1), 3)));
+        assert_eq!(slots.look(pair.at(1)), Ok((owner(2), 3)));
+        slots.audit();
+        for _ in 0..3 {
+            slots.put(pair, 2).unwrap();
+        }
+        slots.audit();
+    });
+}
+
+/// A trunk is handed back while somebody wants a slot of it.
+#[test]
+fn trunk_goes() {
+    explore(Some(5), || {
+        let (slots, id) = slots_with(1, TRUNK_SLOTS);
+        let entry = slots.alloc(0, 0, owner(1)).unwrap();
+        slots.put(entry, 1).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.take_empty_trunk(id));
+        let got = slots.alloc(0, 0, owner(2));
+        let gone = thread.join().unwrap();
+        assert!(gone.is_none() || got.is_none(), "a slot of a trunk that went");
+        slots.audit();
+    });
+}
+
+/// Three threads that allocate, free and switch off, with few preemptions.
+#[test]
+fn three_threads() {
+    explore(Some(2), || {
+        let (slots, id) = slots_with(2, TRUNK_SLOTS);
+        let first = slots.alloc(0, 0, owner(1)).unwrap();
+        let (second, third) = (slots.clone(), slots.clone());
+        let allocates = thread::spawn(move || second.alloc(1, 1, owner(2)));
+        let frees = thread::spawn(move || third.put(first, 1).unwrap());
+        assert!(slots.swapoff_begin(id));
+        frees.join().unwrap();
+        if let Some(pair) = allocates.join().unwrap() {
+            slots.put(pair, 2).unwrap();
+        }
+        assert_eq!(slots.swapoff_end(id), Ok(()));
+        slots.audit();
+    });
+}
