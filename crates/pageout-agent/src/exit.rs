@@ -1,0 +1,140 @@
+//! What the kernel touches when a thread exits, where it serves no fault: the thread's control block (it
+//! clears a word there, for which `pthread_join` waits) and the robust mutexes that the thread still holds.
+//! Their units must stay, see `pageout::space::pins`.
+//!
+//! Control blocks are pinned when their thread starts; mutexes when it ends, which a destructor of
+//! thread-specific data learns in time, whether the thread returns, calls `pthread_exit` or is cancelled. A
+//! process that is killed tells nobody: then the list of mutexes ends where a page is out.
+
+use crate::{fork, sys};
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering};
+use linux_raw_sys::general as raw;
+use pageout::space::pins::Pins;
+
+/// Units that must stay.
+pub static PINS: Pins = Pins::new();
+
+/// Control blocks of the threads that were started; addresses, 0 = free. Old ones stay: glibc reuses stacks.
+static BLOCKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
+
+/// Key of the thread-specific data whose destructor ends a thread.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+/// Where a thread's list of robust mutexes begins, from its control block; the same for all.
+static ROBUST_LIST: AtomicIsize = AtomicIsize::new(0);
+
+extern "C" {
+    fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
+    fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
+}
+
+/// The control blocks known.
+pub fn control_blocks() -> Vec<usize> {
+    BLOCKS.iter().map(|block| block.load(Ordering::Acquire)).take_while(|block| *block != 0).collect()
+}
+
+/// Before `main`, in the first thread.
+pub fn prepare_process() {
+    let (mut head, mut len) = (0usize, 0usize);
+    // SAFETY: both words take what the kernel says.
+    let known =
+        unsafe { sys::call(raw::__NR_get_robust_list, 0, &raw mut head as usize, &raw mut len as usize, 0) };
+    // Asked once and here: later a filter may forbid it.
+    if known.is_ok() && head != 0 {
+        ROBUST_LIST.store(head as isize - control_block() as isize, Ordering::Relaxed);
+    }
+    let mut key = 0;
+    // SAFETY: the destructor is there as long as the process.
+    if unsafe { pthread_key_create(&mut key, Some(leave_thread)) } == 0 {
+        KEY.store(key, Ordering::Relaxed);
+    }
+    enter_thread();
+}
+
+fn control_block() -> usize {
+    let block: usize;
+    // SAFETY: the first word of the block points to itself.
+    unsafe { core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, pure)) };
+    block
+}
+
+/// At the start of a thread: pins its control block and remembers where it is.
+pub fn enter_thread() {
+    let block = control_block();
+    // The static thread-local block lies below it, the thread's descriptor above.
+    let places = [block - 0x1000, block, block + 0x1000];
+    let known = places.iter().all(|place| PINS.is_pinned(*place));
+    for place in places {
+        PINS.pin(place);
+    }
+    for slot in &BLOCKS {
+        match slot.compare_exchange(0, block, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(other) if other == block => break,
+            Err(_) => {}
+        }
+    }
+    if !known {
+        fork::settle();
+    }
+    // If it went out before it was pinned, it comes in now.
+    touch(block);
+    touch(block + 0x800);
+    let key = KEY.load(Ordering::Relaxed);
+    if key != u32::MAX {
+        // SAFETY: our own key; any value but null is taken to the destructor.
+        unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
+    }
+}
+
+fn touch(address: usize) {
+    // SAFETY: the callers name mapped memory.
+    unsafe { (address as *const u8).read_volatile() };
+}
+
+/// `struct robust_list_head` of linux/futex.h.
+#[repr(C)]
+struct RobustList {
+    first: usize,
+    /// From an entry to its futex.
+    futex: isize,
+    pending: usize,
+}
+
+/// At the end of a thread: brings in the robust mutexes that it holds, for good.
+extern "C" fn leave_thread(_: *mut c_void) {
+    let offset = ROBUST_LIST.load(Ordering::Relaxed);
+    if offset == 0 {
+        return;
+    }
+    let list = control_block().wrapping_add_signed(offset) as *const RobustList;
+    let mut fresh = false;
+    each_robust(list, |address| {
+        fresh |= !PINS.is_pinned(address);
+        PINS.pin(address);
+    });
+    if fresh {
+        // What was being let go when it was pinned is gone now, and comes in for good.
+        fork::settle();
+    }
+    each_robust(list, touch);
+}
+
+/// Shows the addresses that the kernel will touch on its way through a list.
+fn each_robust(list: *const RobustList, mut each: impl FnMut(usize)) {
+    /// As far as the kernel goes.
+    const LONGEST: usize = 2048;
+    // SAFETY: the calling thread's own list, kept by libc; the kernel follows the same pointers.
+    unsafe {
+        let mut entry = (*list).first & !1;
+        for _ in 0..LONGEST {
+            if entry == 0 || entry == list as usize {
+                return;
+            }
+            each(entry);
+            each(entry.wrapping_add_signed((*list).futex));
+            entry = *(entry as *const usize) & !1;
+        }
+    }
+}

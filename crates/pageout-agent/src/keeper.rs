@@ -1,0 +1,504 @@
+//! The keeper's life: watch, take up, follow, end.
+//!
+//! *Watch*: the first thread looks at the resident memory of the address space, the more often the nearer
+//! the limit. Nothing is registered, no other thread runs, no fault is taken. *Take up*, at 80 % of the limit:
+//! staging is mapped, servers start, every area that can be managed is adopted. *Follow*: the same
+//! thread goes on looking, for new areas and for growth that no fault announces. *End*: when the program exits
+//! or executes another one.
+
+use crate::link::{self, Link};
+use crate::{exit, memory, sys, task};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use pageout::device::{Device, FileDevice, FileOptions};
+use pageout::engine::{Config, Engine, Swapin};
+use pageout::fault::Server;
+use pageout::frame::{Frames, CHUNK};
+use pageout::kernel::{Kernel, Linux};
+use pageout::reclaim::Round;
+use pageout::slot::DeviceConfig;
+use pageout::space::discover::{Area, Walk};
+use pageout::space::{BLOCK, PAGE};
+use pageout::stats::{Stats, STATS_BYTES};
+use pageout::swap::swapout::Outgoing;
+use pageout::swap::Place;
+use pageout::wire::{Kind, Message, Settings};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use rustix::thread::futex;
+
+/// Share of the limit at which the engine takes up its work, in percent.
+const TAKE_UP_PERCENT: u64 = 80;
+/// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
+const FASTEST: u64 = 20;
+/// Part of the stated slack that a watch may let pass between two looks, in bytes.
+const SLACK: u64 = 24 << 20;
+/// Areas below this many bytes are not worth a registration.
+const SMALLEST_AREA: usize = 4 * PAGE;
+/// An area of at most this many bytes that holds a thread's control block is that thread's stack.
+const LARGEST_STACK: usize = 64 << 20;
+
+/// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
+const SERVERS: usize = 4;
+/// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
+const UNPARK_ROUNDS: u32 = 200;
+
+/// The path of a run's socket, kept where a fork's child and the keeper find it.
+#[derive(Clone, Copy)]
+pub struct Path {
+    bytes: [u8; 108],
+    len: usize,
+}
+
+impl Path {
+    /// `None`: longer than a socket's path can be.
+    pub fn new(path: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 108];
+        bytes.get_mut(..path.len())?.copy_from_slice(path);
+        Some(Self { bytes, len: path.len() })
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The engine, once it works.
+static ENGINE: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
+/// The process that the keeper keeps; another one's wrappers (vfork) leave everything alone.
+static PROGRAM: AtomicU32 = AtomicU32::new(0);
+/// What the messenger passes on.
+static mut PATH: Path = Path { bytes: [0; 108], len: 0 };
+
+/// What the keeper's threads share.
+pub struct Keeper {
+    /// The engine.
+    pub engine: Engine<Linux>,
+    link: &'static Link,
+}
+
+/// The engine of this address space, if it works. Not the parent's, in the child of a fork.
+pub fn active() -> Option<&'static Keeper> {
+    // SAFETY: published whole, never freed, and its memory is there when this is its address space.
+    unsafe { ENGINE.load(Ordering::SeqCst).as_ref() }.filter(|_| memory::is_home())
+}
+
+/// The process whose memory this is.
+pub fn program() -> u32 {
+    PROGRAM.load(Ordering::Relaxed)
+}
+
+/// In a fork's child: the engine was the parent's.
+pub fn forget() {
+    ENGINE.store(core::ptr::null_mut(), Ordering::SeqCst);
+}
+
+/// Starts the keeper of the calling process. Without one the program runs unlimited, and `run` says so.
+pub fn start(path: Path) {
+    // SAFETY: nobody else is here yet, in a new program as in a fork's child.
+    unsafe { PATH = path };
+    if memory::reserve().is_err() {
+        return;
+    }
+    PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    let mask = sys::block_signals();
+    // SAFETY: the messenger never returns; its stack is its own.
+    let messenger = unsafe { task::start(task::Kind::Messenger, messenger, 0) };
+    if let Ok(id) = messenger {
+        const WCLONE: usize = 0x8000_0000;
+        // SAFETY: no pointers.
+        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, 0, WCLONE, 0) };
+    }
+    sys::set_signals(mask);
+}
+
+/// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program.
+extern "C" fn messenger(_: usize) -> ! {
+    // SAFETY: the keeper never returns.
+    let _ = unsafe { task::start(task::Kind::Process, keeper, 0) };
+    sys::exit_group(0)
+}
+
+extern "C" fn keeper(_: usize) -> ! {
+    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let _ = rustix::thread::set_name(c"pageout");
+    sys::go_first();
+    // SAFETY: written before the clone.
+    let path = unsafe { PATH };
+    // The program's descriptors were copied with everything else: pipes must end when the program ends.
+    // 2 stays until the connection is there, for a word to the user.
+    // SAFETY: nothing here uses them.
+    unsafe {
+        let _ = sys::call(linux_raw_sys::general::__NR_close_range, 0, 1, 0, 0);
+        let _ = sys::call(linux_raw_sys::general::__NR_close_range, 3, u32::MAX as usize, 0, 0);
+    }
+    let _ = rustix::process::chdir(c"/");
+    let program = program();
+    let Some(watch) = Pid::from_raw(program as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+    else {
+        sys::exit_group(0)
+    };
+    let (link, welcome) = match Link::connect(path.as_bytes(), program, me) {
+        Ok(met) => met,
+        Err(errno) => {
+            let line = alloc::format!(
+                "pageout: process {program} runs without a limit: its run does not answer ({errno})\n"
+            );
+            // SAFETY: 2 is open or the write fails.
+            let stderr = unsafe { BorrowedFd::borrow_raw(2) };
+            let _ = rustix::io::write(stderr, line.as_bytes());
+            sys::exit_group(0)
+        }
+    };
+    // SAFETY: nothing here uses it.
+    let _ = unsafe { sys::call(linux_raw_sys::general::__NR_close, 2, 0, 0, 0) };
+    let link: &'static Link = Box::leak(Box::new(link));
+    // SAFETY: the memfd is as long.
+    let stats = unsafe {
+        rustix::mm::mmap(
+            core::ptr::null_mut(),
+            STATS_BYTES,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &welcome.stats,
+            0,
+        )
+    };
+    let Ok(stats) = stats else { sys::exit_group(0) };
+    // SAFETY: zeros are valid counters, and the page stays mapped.
+    let stats: &'static Stats = unsafe { &*stats.cast::<Stats>() };
+    Stats::set(&stats.pid, program as u64);
+    Stats::set(&stats.limit_bytes, welcome.settings.limit_bytes);
+    if welcome.settings.limit_bytes == u64::MAX {
+        link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
+        sys::exit_group(0)
+    }
+    let mut life = Life {
+        me,
+        watch,
+        link,
+        settings: welcome.settings,
+        devices: welcome.devices,
+        stats,
+        maps: Maps::new(),
+        scanned: (0, 0),
+        areas: Vec::with_capacity(256),
+    };
+    match Linux::open() {
+        Ok(kernel) => life.run(kernel),
+        Err(error) => {
+            give_up(format_args!("process {program} cannot be limited: {error}"));
+        }
+    }
+}
+
+/// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
+pub fn give_up(why: core::fmt::Arguments<'_>) -> ! {
+    link::last_word(why);
+    sys::exit_group(1)
+}
+
+struct Life {
+    me: u32,
+    watch: OwnedFd,
+    link: &'static Link,
+    settings: Settings,
+    devices: [Option<OwnedFd>; pageout::wire::DEVICES],
+    stats: &'static Stats,
+    maps: Maps,
+    /// Size and data pages when areas were last looked for.
+    scanned: (usize, usize),
+    areas: Vec<(usize, usize)>,
+}
+
+impl Life {
+    fn run(&mut self, kernel: Linux) -> ! {
+        let limit = self.settings.limit_bytes;
+        let threshold = limit / 100 * TAKE_UP_PERCENT;
+        loop {
+            let resident = (kernel.resident_pages() * PAGE) as u64;
+            Stats::set(&self.stats.resident_bytes, resident);
+            self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
+            if resident >= threshold {
+                break;
+            }
+            let left = (limit + SLACK).saturating_sub(resident) / FASTEST;
+            self.pause(left.clamp(500_000, 100_000_000));
+        }
+        let keeper = self.take_up(kernel);
+        self.follow(keeper)
+    }
+
+    /// Sleeps, or ends with the program.
+    fn pause(&mut self, nanoseconds: u64) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
+        let mut fds = [PollFd::new(&self.watch, PollFlags::IN)];
+        let ended = matches!(poll(&mut fds, Some(&timeout)), Ok(1));
+        if ended || sys::same_memory(program(), self.me) == Some(false) {
+            self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
+            sys::exit_group(0)
+        }
+    }
+
+    /// Starts the engine and adopts what there is.
+    fn take_up(&mut self, mut kernel: Linux) -> &'static Keeper {
+        let need = |what: Result<usize, Errno>| match what {
+            Ok(address) => address,
+            Err(errno) => give_up(format_args!("no memory for the engine of process {}: {errno}", program())),
+        };
+        let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
+        let frames = (limit_pages / 8).clamp(1024, 16384);
+        let huge = (limit_pages / 8 / 512).clamp(4, 32);
+        let zeros = need(memory::map(CHUNK * PAGE, PAGE));
+        let base = need(memory::map(frames * PAGE, BLOCK));
+        let huge_base = need(memory::map(huge * BLOCK, BLOCK));
+        let probe = need(memory::map(PAGE, PAGE));
+        // SAFETY: our own page.
+        unsafe { (probe as *mut u8).write_volatile(1) };
+        for (start, len) in [(base, frames * PAGE), (huge_base, huge * BLOCK), (probe, PAGE)] {
+            if let Err(errno) = kernel.register(start, len) {
+                give_up(format_args!("cannot register memory of process {}: {errno}", program()));
+            }
+        }
+        kernel.set_probe(probe);
+        let high = (limit_pages / 32).clamp(256, 4096);
+        let config = Config {
+            pins: Some(&exit::PINS),
+            limit_pages: limit_pages as i64,
+            max_order: self.settings.max_order.min(9) as u8,
+            swapin: match self.settings.swapin {
+                1 => Swapin::Always,
+                2 => Swapin::Madvise,
+                3 => Swapin::Never,
+                _ => Swapin::Auto,
+            },
+            huge: self.settings.max_order >= 9 && huge_pages_allowed(),
+            zeros,
+            low_pages: high / 2,
+            high_pages: high,
+        };
+        let place = Place::new(64, self.open_devices(), Box::new(self.link));
+        let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
+        let keeper: &'static Keeper = Box::leak(Box::new(Keeper {
+            engine: Engine::new(kernel, config, frames, place, self.stats),
+            link: self.link,
+        }));
+        // No page leaves before forks that found no engine are through; `attend` sees to that.
+        keeper.engine.stand_still(true);
+        ENGINE.store(keeper as *const Keeper as *mut Keeper, Ordering::SeqCst);
+        self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
+        Stats::set(&self.stats.active, 1);
+        let mut mains = [evict as extern "C" fn(usize) -> !, crate::fork::attend].to_vec();
+        mains.extend([serve as extern "C" fn(usize) -> !; SERVERS]);
+        for main in mains {
+            // SAFETY: the keeper lives as long as its process, and none of these returns.
+            let started = unsafe { task::start(task::Kind::Thread, main, keeper as *const Keeper as usize) };
+            if let Err(errno) = started {
+                give_up(format_args!("no thread for the engine of process {}: {errno}", program()));
+            }
+        }
+        self.look_around(keeper);
+        keeper
+    }
+
+    fn open_devices(&mut self) -> Vec<(DeviceConfig, Box<dyn Device>)> {
+        let mut devices: Vec<(DeviceConfig, Box<dyn Device>)> = Vec::new();
+        for (fd, settings) in self.devices.iter_mut().zip(self.settings.device) {
+            let Some(fd) = fd.take() else { continue };
+            match FileDevice::from_fd(fd, FileOptions::default()) {
+                Ok(device) => {
+                    let config = DeviceConfig {
+                        priority: settings.priority,
+                        discard: settings.flags & 1 != 0,
+                        rotational: settings.flags & 2 != 0,
+                        slots: 0,
+                        first: 0,
+                    };
+                    devices.push((config, Box::new(device)));
+                }
+                Err(error) => self.link.log(0, format_args!("a swap device cannot be used: {error}")),
+            }
+        }
+        devices
+    }
+
+    fn follow(&mut self, keeper: &'static Keeper) -> ! {
+        let engine = &keeper.engine;
+        let mut still = 0u64;
+        let mut last = 0;
+        let mut round = 0u32;
+        loop {
+            engine.space.spares.refill();
+            round += 1;
+            {
+                let mut policy = engine.policy.lock();
+                policy.reserve();
+                if round % UNPARK_ROUNDS == 0 {
+                    policy.unpark();
+                }
+            }
+            let (size, resident, data) = engine.kernel.statm();
+            engine.measured(resident);
+            // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
+            // that no fault announces.
+            still = (still + 1).min(12);
+            if (size, data) != self.scanned {
+                self.scanned = (size, data);
+                self.look_around(keeper);
+                still = 0;
+            } else if resident > last + 1024 {
+                still = 0;
+            }
+            if engine.pressed() {
+                engine.kick();
+            }
+            last = resident;
+            self.count_locks();
+            self.pause(500_000 * (1 + still));
+        }
+    }
+
+    fn count_locks(&self) {
+        use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
+        use pageout::space::BLOCK_LOCKS;
+        let stats = self.stats;
+        for (class, taken, waits) in [
+            (&BLOCK_LOCKS, &stats.lock_block, &stats.lock_block_waits),
+            (&CLUSTER_LOCKS, &stats.lock_cluster, &stats.lock_cluster_waits),
+            (&LIST_LOCKS, &stats.lock_lists, &stats.lock_lists_waits),
+        ] {
+            let (acquired, waited) = class.counts();
+            Stats::set(taken, acquired);
+            Stats::set(waits, waited);
+        }
+    }
+
+    /// Adopts areas that are there and not managed yet.
+    fn look_around(&mut self, keeper: &'static Keeper) {
+        let engine = &keeper.engine;
+        self.areas.clear();
+        let mut stacks = exit::control_blocks();
+        stacks.sort_unstable();
+        let mut walk = Walk::new();
+        let areas = &mut self.areas;
+        self.maps.read(|line| {
+            let Some(area) = Area::parse(line) else { return };
+            let Some((start, end)) = walk.step(&area) else { return };
+            if end - start < SMALLEST_AREA || memory::is_own(start, end) {
+                return;
+            }
+            let first = stacks.partition_point(|block| *block < start);
+            if end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end) {
+                return;
+            }
+            areas.push((start, end));
+        });
+        let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
+        {
+            let regions = engine.events.read();
+            for (start, end) in &self.areas {
+                regions.gaps(*start, *end, |from, to| gaps.push((from, to)));
+            }
+        }
+        for (start, end) in gaps {
+            // The program may have unmapped it since, and a thread of the engine may have got the addresses.
+            if memory::is_own(start, end) {
+                continue;
+            }
+            // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
+            let _ = engine.adopt(start, end);
+        }
+    }
+}
+
+/// `/proc/self/maps`, line by line.
+struct Maps {
+    buffer: Box<[u8]>,
+}
+
+impl Maps {
+    fn new() -> Self {
+        Self { buffer: alloc::vec![0; 64 << 10].into_boxed_slice() }
+    }
+
+    fn read(&mut self, mut each: impl FnMut(&[u8])) {
+        let Ok(file) = rustix::fs::open(
+            c"/proc/self/maps",
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        ) else {
+            return;
+        };
+        let mut kept = 0;
+        loop {
+            let n = match rustix::io::read(file.as_fd(), &mut self.buffer[kept..]) {
+                Ok(n) if n > 0 => n,
+                _ => return,
+            };
+            let filled = kept + n;
+            let mut start = 0;
+            while let Some(len) = self.buffer[start..filled].iter().position(|byte| *byte == b'\n') {
+                each(&self.buffer[start..start + len]);
+                start += len + 1;
+            }
+            self.buffer.copy_within(start..filled, 0);
+            kept = filled - start;
+        }
+    }
+}
+
+/// The administrator's word: under `never` no huge page is made.
+fn huge_pages_allowed() -> bool {
+    let path = c"/sys/kernel/mm/transparent_hugepage/enabled";
+    let mut text = [0u8; 64];
+    rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
+        .and_then(|file| rustix::io::read(file, &mut text))
+        .is_ok_and(|n| !text[..n].windows(7).any(|word| word == b"[never]"))
+}
+
+/// The thread that answers faults.
+extern "C" fn serve(keeper: usize) -> ! {
+    // SAFETY: see `take_up`.
+    let keeper = unsafe { &*(keeper as *const Keeper) };
+    let mut server = Box::new(Server::new());
+    sys::go_first();
+    loop {
+        server.serve(&keeper.engine, 1_000_000_000);
+    }
+}
+
+/// The thread that evicts ahead.
+extern "C" fn evict(keeper: usize) -> ! {
+    // SAFETY: see `take_up`.
+    let keeper = unsafe { &*(keeper as *const Keeper) };
+    let engine = &keeper.engine;
+    let mut out = Box::new(Outgoing::new());
+    sys::go_first();
+    let mut told = false;
+    loop {
+        let wanted = engine.wanted.load(Ordering::Acquire);
+        let nap = match engine.balance(&mut out) {
+            Round::Worked => continue,
+            Round::Idle => 1_000_000_000,
+            Round::Stuck => {
+                if !told && engine.place.is_full() {
+                    told = true;
+                    keeper.link.log(
+                        1,
+                        format_args!(
+                            "swap is full: process {} grows beyond its limit; give more with -s",
+                            program()
+                        ),
+                    );
+                }
+                10_000_000
+            }
+        };
+        let timeout = futex::Timespec { tv_sec: nap / 1_000_000_000, tv_nsec: nap % 1_000_000_000 };
+        let _ = futex::wait(&engine.wanted, futex::Flags::PRIVATE, wanted, Some(&timeout));
+    }
+}

@@ -1,0 +1,87 @@
+//! What `pageout run` preloads into a program.
+//!
+//! Before `main` it starts the *keeper*: a process of its own (own pid, own descriptors, own credentials and
+//! limits) that shares the program's address space and nothing else. The keeper watches how much memory is
+//! resident; only when that nears the limit does it start the engine: registers memory, serves faults, evicts.
+//! A separate process instead of threads in the program, because what a program does to its threads and
+//! descriptors then does not reach the engine: closing everything, dropping privileges, a seccomp
+//! filter on all threads, rlimits, a stop by a debugger, counting one's threads before `fork`.
+//!
+//! In the program itself there is only what [`wrap`] replaces. Everything here is `no_std`, allocates from its
+//! own memory ([`memory`]) and calls libc nowhere but in the wrappers, which run in the program's threads.
+//!
+//! | file | owns |
+//! |---|---|
+//! | memory | the engine's own memory: mappings at known addresses, the allocator |
+//! | sys | raw system calls |
+//! | task | raw clones: the keeper and its threads |
+//! | link | the connection to `pageout run` |
+//! | keeper | the keeper's life: watch, take up, follow, end |
+//! | fork | `fork` while pages are out |
+//! | exit | what the kernel touches when a thread exits |
+//! | wrap | the functions of libc that are replaced |
+#![no_std]
+extern crate alloc;
+
+mod exit;
+mod fork;
+mod keeper;
+mod link;
+mod memory;
+mod sys;
+mod task;
+mod wrap;
+
+use core::ffi::{c_char, c_int, CStr};
+
+/// Runs before `main`, in the program's first thread, single-threaded or nearly so.
+#[used]
+#[link_section = ".init_array"]
+static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
+
+extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    // SAFETY: glibc calls constructors with a null-terminated environment.
+    let Some(path) = (unsafe { variable(environment, pageout::wire::ENV_RUN.as_bytes()) }) else { return };
+    if let Some(path) = keeper::Path::new(path.to_bytes()) {
+        fork::prepare_process(path);
+        wrap::prepare_process();
+        exit::prepare_process();
+        keeper::start(path);
+    }
+}
+
+/// The value of an environment variable.
+///
+/// # Safety
+/// `environment` is a null-terminated array of strings.
+unsafe fn variable<'a>(mut environment: *const *const c_char, name: &[u8]) -> Option<&'a CStr> {
+    // SAFETY: by contract.
+    unsafe {
+        while !(*environment).is_null() {
+            let entry = CStr::from_ptr(*environment);
+            let bytes = entry.to_bytes_with_nul();
+            if bytes.len() > name.len() && bytes.starts_with(name) && bytes[name.len()] == b'=' {
+                return CStr::from_bytes_with_nul(&bytes[name.len() + 1..]).ok();
+            }
+            environment = environment.add(1);
+        }
+    }
+    None
+}
+
+/// A bug: the program must not run on with memory that nobody keeps. The keeper's death closes its
+/// connection, and `pageout run` ends the program; the line below says why.
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    keeper::give_up(format_args!("{info}"))
+}
+
+// The prebuilt `alloc` asks for an unwinder, though nothing here unwinds (panic = "abort"). Hidden, so that a
+// program that has the real ones keeps them.
+core::arch::global_asm!(
+    ".globl rust_eh_personality, _Unwind_Resume",
+    ".hidden rust_eh_personality, _Unwind_Resume",
+    "rust_eh_personality:",
+    "_Unwind_Resume:",
+    "ud2",
+);

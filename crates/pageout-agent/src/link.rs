@@ -1,0 +1,170 @@
+//! The keeper's end of the connection to `pageout run`. See `pageout::wire` for what is said.
+//!
+//! One request at a time, under a lock; the socket is read only by who has just asked.
+
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use pageout::swap::Lessor;
+use pageout::sync::{Lock, LockClass};
+use pageout::wire::{Kind, Message, Settings, DEVICES, NONE};
+use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+static LINK_LOCKS: LockClass = LockClass::new();
+
+/// The connection.
+pub struct Link {
+    fd: RawFd,
+    turn: Lock<()>,
+}
+
+/// The connection's descriptor for a last word from anywhere; -1 without one.
+static LAST_WORD: AtomicI32 = AtomicI32::new(-1);
+
+/// What a run told at the start.
+pub struct Welcome {
+    /// Limit, devices, options.
+    pub settings: Settings,
+    /// The page of counters.
+    pub stats: OwnedFd,
+    /// The devices, in the order of the settings.
+    pub devices: [Option<OwnedFd>; DEVICES],
+}
+
+impl Link {
+    /// Connects and introduces the keeper of `program`.
+    ///
+    /// # Errors
+    /// The kernel's; PROTO when the answer is none that this version knows.
+    pub fn connect(path: &[u8], program: u32, keeper: u32) -> Result<(Self, Welcome), Errno> {
+        let socket =
+            net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let fd = socket.into_raw_fd();
+        LAST_WORD.store(fd, Relaxed);
+        let link = Self { fd, turn: Lock::new((), &LINK_LOCKS) };
+        let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
+        link.send(&hello, None)?;
+        let mut fds: [Option<OwnedFd>; DEVICES + 1] = Default::default();
+        let answer = link.receive(&mut fds)?;
+        let settings = answer.settings().ok_or(Errno::PROTO)?;
+        let [stats, devices @ ..] = fds;
+        Ok((link, Welcome { settings, stats: stats.ok_or(Errno::PROTO)?, devices }))
+    }
+
+    /// The socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the keeper lives.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+
+    fn send(&self, message: &Message, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = with.map(|fd| [fd]);
+        if let Some(fds) = &fds {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let bytes = [rustix::io::IoSlice::new(message.as_bytes())];
+        loop {
+            match net::sendmsg(self.fd(), &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn receive(&self, fds: &mut [Option<OwnedFd>]) -> Result<Message, Errno> {
+        let mut message = Message::new(Kind::Bye, 0, 0, 0);
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DEVICES + 1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [rustix::io::IoSliceMut::new(message.as_bytes_mut())];
+        let got = loop {
+            match net::recvmsg(self.fd(), &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                got => break got?,
+            }
+        };
+        let mut slots = fds.iter_mut();
+        for part in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = part {
+                for fd in rights {
+                    if let Some(slot) = slots.next() {
+                        *slot = Some(fd);
+                    }
+                }
+            }
+        }
+        if got.bytes != size_of::<Message>() {
+            return Err(Errno::CONNRESET);
+        }
+        Ok(message)
+    }
+
+    /// Tells something that needs no answer.
+    pub fn tell(&self, message: &Message, with: Option<BorrowedFd<'_>>) {
+        let _turn = self.turn.lock();
+        // A run that is gone does not mind.
+        let _ = self.send(message, with);
+    }
+
+    /// Logs a line at a level (0 error to 3 debug).
+    pub fn log(&self, level: u64, text: core::fmt::Arguments<'_>) {
+        let line = alloc::fmt::format(text);
+        self.tell(&Message::with_text(Kind::Log, level, line.as_bytes()), None);
+    }
+}
+
+/// Sends a line and the end from wherever a bug was found; takes no lock and allocates nothing.
+pub fn last_word(text: core::fmt::Arguments<'_>) {
+    let fd = LAST_WORD.load(Relaxed);
+    if fd < 0 {
+        return;
+    }
+    let mut message = Message::with_text(Kind::Log, 0, b"");
+    let mut cut = Cut { to: &mut message };
+    let _ = core::fmt::write(&mut cut, text);
+    // SAFETY: open as long as the keeper lives.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    for part in [message, Message::new(Kind::Bye, 2, 0, 0)] {
+        let _ = net::send(socket, part.as_bytes(), SendFlags::NOSIGNAL);
+    }
+}
+
+/// Writes into a message's text as far as it fits.
+struct Cut<'a> {
+    to: &'a mut Message,
+}
+
+impl core::fmt::Write for Cut<'_> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        for byte in text.bytes() {
+            let len = self.to.len as usize;
+            if len < self.to.text.len() {
+                self.to.text[len] = if byte == b'\n' { b' ' } else { byte };
+                self.to.len += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lessor for &'static Link {
+    fn lease(&self, device: usize) -> Option<u32> {
+        let _turn = self.turn.lock();
+        self.send(&Message::new(Kind::Lease, device as u64, 0, 0), None).ok()?;
+        let answer = self.receive(&mut []).ok()?;
+        let leased = Kind::from_raw(answer.kind) == Some(Kind::Leased)
+            && answer.a == device as u64
+            && answer.b != NONE;
+        leased.then_some(answer.b as u32)
+    }
+
+    fn give_back(&self, device: usize, trunk: u32) {
+        self.tell(&Message::new(Kind::Return, device as u64, trunk as u64, 0), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! System calls that rustix has no name for, raw: no errno, no thread-local state.
+
+use core::arch::asm;
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+/// A system call with up to four arguments.
+///
+/// # Safety
+/// As the call asks.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn call(number: u32, a: usize, b: usize, c: usize, d: usize) -> Result<usize, Errno> {
+    // SAFETY: by contract.
+    unsafe { call6(number, [a, b, c, d, 0, 0]) }
+}
+
+/// A system call with six arguments.
+///
+/// # Safety
+/// As the call asks.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn call6(number: u32, a: [usize; 6]) -> Result<usize, Errno> {
+    let result: isize;
+    // SAFETY: by contract; the kernel clobbers rcx and r11 only.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a[0],
+            in("rsi") a[1],
+            in("rdx") a[2],
+            in("r10") a[3],
+            in("r8") a[4],
+            in("r9") a[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) {
+        Err(Errno::from_raw_os_error(-result as i32))
+    } else {
+        Ok(result as usize)
+    }
+}
+
+/// Ends the calling task and, if it is a thread, its whole process.
+pub fn exit_group(status: i32) -> ! {
+    loop {
+        // SAFETY: no arguments that point anywhere.
+        let _ = unsafe { call(raw::__NR_exit_group, status as usize, 0, 0, 0) };
+    }
+}
+
+/// Do two processes share their memory? `None`: not to be told (permissions).
+pub fn same_memory(one: u32, other: u32) -> Option<bool> {
+    const KCMP_VM: usize = 1;
+    // SAFETY: no arguments that point anywhere.
+    match unsafe { call(raw::__NR_kcmp, one as usize, other as usize, KCMP_VM, 0) } {
+        Ok(order) => Some(order == 0),
+        Err(Errno::SRCH) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// Blocks the signals that come from elsewhere; returns the mask before. Those that an instruction raises still
+/// reach their handlers: blocked, they would kill.
+pub fn block_signals_from_elsewhere() -> u64 {
+    let own = [raw::SIGILL, raw::SIGTRAP, raw::SIGBUS, raw::SIGFPE, raw::SIGSEGV, raw::SIGSYS];
+    set_signals(own.iter().fold(!0, |mask, signal| mask & !(1 << (signal - 1))))
+}
+
+/// Blocks every signal for the calling task; returns the mask before.
+pub fn block_signals() -> u64 {
+    set_signals(!0)
+}
+
+/// Sets the mask of blocked signals; returns the mask before.
+pub fn set_signals(mask: u64) -> u64 {
+    let mut old = 0u64;
+    const SETMASK: usize = 2;
+    // SAFETY: both masks are 8 bytes.
+    let _ = unsafe {
+        call(raw::__NR_rt_sigprocmask, SETMASK, &raw const mask as usize, &raw mut old as usize, 8)
+    };
+    old
+}
+
+/// Puts the calling thread before ordinary ones, as far as it may: what it does is short, and others wait for
+/// it. Needs CAP_SYS_NICE; without it the thread stays as it is, with a short slice, so that it is at least
+/// woken soon (Linux 6.12). Never a real-time class: an engine that thrashes must not stop the machine.
+pub fn go_first() {
+    /// `struct sched_attr` of linux/sched/types.h, first version.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let short = |nice| Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: 0,
+        flags: 0,
+        nice,
+        priority: 0,
+        runtime: 100_000,
+        deadline: 0,
+        period: 0,
+    };
+    for attributes in [short(-15), short(0)] {
+        // SAFETY: the structure is as long as it says.
+        if unsafe { call(raw::__NR_sched_setattr, 0, &raw const attributes as usize, 0, 0) }.is_ok() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! The functions of libc that the agent replaces, each for one hazard. They run in the program's threads,
+//! make the call themselves where a raw system call will do, and change nothing else.
+//!
+//! | function | why |
+//! |---|---|
+//! | pthread_create, thrd_create | the kernel writes to a thread's memory when it exits: see `exit` |
+//! | madvise, process_madvise | `MADV_FREE` would leave pages that raise no fault and no event; DONTNEED is allowed in its place. `MADV_GUARD_INSTALL` discards without an event; DONTNEED before it has one |
+//! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
+//! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
+//! | fork, _Fork, daemon, forkpty, clone | see `fork` |
+//! | syscall | any of these by its number |
+//!
+//! What a program calls without libc, by instructions of its own, is out of reach.
+
+use crate::{exit, fork, sys};
+use alloc::boxed::Box;
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn __errno_location() -> *mut c_int;
+    fn pwritev2(fd: c_int, parts: *const c_void, count: c_int, offset: i64, flags: c_int) -> isize;
+}
+
+const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
+
+/// A function of libc that lies behind ours.
+struct Next {
+    name: &'static core::ffi::CStr,
+    found: AtomicUsize,
+}
+
+impl Next {
+    const fn new(name: &'static core::ffi::CStr) -> Self {
+        Self { name, found: AtomicUsize::new(0) }
+    }
+
+    /// Its address. Looked up at the start where possible: looking up is not for signal handlers.
+    fn get(&self) -> usize {
+        let known = self.found.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        // SAFETY: a string; the handle asks for the next object.
+        let found = unsafe { dlsym(RTLD_NEXT, self.name.as_ptr()) } as usize;
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+static PTHREAD_CREATE: Next = Next::new(c"pthread_create");
+static FORK: Next = Next::new(c"fork");
+static BARE_FORK: Next = Next::new(c"_Fork");
+static FORKPTY: Next = Next::new(c"forkpty");
+static CLONE: Next = Next::new(c"clone");
+
+/// Before `main`: finds what the wrappers will call.
+pub fn prepare_process() {
+    for next in [&PTHREAD_CREATE, &FORK, &BARE_FORK, &FORKPTY, &CLONE] {
+        next.get();
+    }
+}
+
+fn fail(errno: Errno) -> c_int {
+    // SAFETY: libc's own thread-local.
+    unsafe { *__errno_location() = errno.raw_os_error() };
+    -1
+}
+
+fn answer(result: Result<usize, Errno>) -> c_long {
+    match result {
+        Ok(value) => value as c_long,
+        Err(errno) => fail(errno) as c_long,
+    }
+}
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+struct Launch {
+    start: Start,
+    argument: *mut c_void,
+}
+
+extern "C" fn launched(launch: *mut c_void) -> *mut c_void {
+    exit::enter_thread();
+    // SAFETY: made by `pthread_create` below for this thread alone.
+    let Launch { start, argument } = *unsafe { Box::from_raw(launch.cast::<Launch>()) };
+    start(argument)
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut c_ulong,
+    attributes: *const c_void,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    type Create = unsafe extern "C" fn(*mut c_ulong, *const c_void, Start, *mut c_void) -> c_int;
+    // SAFETY: libc's function of that name.
+    let create: Create = unsafe { core::mem::transmute(PTHREAD_CREATE.get()) };
+    let launch = Box::into_raw(Box::new(Launch { start, argument }));
+    // SAFETY: as the caller promises.
+    let result = unsafe { create(thread, attributes, launched, launch.cast()) };
+    if result != 0 {
+        // SAFETY: no thread got it.
+        drop(unsafe { Box::from_raw(launch) });
+    }
+    result
+}
+
+type Start11 = extern "C" fn(*mut c_void) -> c_int;
+
+struct Launch11 {
+    start: Start11,
+    argument: *mut c_void,
+}
+
+extern "C" fn launched11(launch: *mut c_void) -> *mut c_void {
+    // SAFETY: made by `thrd_create` below for this thread alone.
+    let Launch11 { start, argument } = *unsafe { Box::from_raw(launch.cast::<Launch11>()) };
+    // What `thrd_join` takes for the result.
+    start(argument) as usize as *mut c_void
+}
+
+/// See the table of this module: libc's makes its threads past `pthread_create`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argument: *mut c_void) -> c_int {
+    const ERROR: c_int = 2;
+    const NO_MEMORY: c_int = 3;
+    let launch = Box::into_raw(Box::new(Launch11 { start, argument }));
+    // SAFETY: as the caller promises.
+    let result = unsafe { pthread_create(thread, core::ptr::null(), launched11, launch.cast()) };
+    if result == 0 {
+        return 0;
+    }
+    // SAFETY: no thread got it.
+    drop(unsafe { Box::from_raw(launch) });
+    if result == Errno::NOMEM.raw_os_error() {
+        NO_MEMORY
+    } else {
+        ERROR
+    }
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let advised = |advice: c_int| {
+        // SAFETY: as the caller promises.
+        unsafe { sys::call(raw::__NR_madvise, address as usize, len, advice as usize, 0) }
+    };
+    answer(advise(advice, advised)) as c_int
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn process_madvise(
+    process: c_int,
+    parts: *const c_void,
+    count: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> isize {
+    let advised = |advice: c_int| {
+        let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
+        // SAFETY: as the caller promises.
+        unsafe { sys::call6(raw::__NR_process_madvise, arguments) }
+    };
+    answer(advise(advice, advised)) as isize
+}
+
+/// Has `call` give advice that discards only with an event.
+fn advise(advice: c_int, call: impl Fn(c_int) -> Result<usize, Errno>) -> Result<usize, Errno> {
+    const FREE: c_int = raw::MADV_FREE as c_int;
+    const DONTNEED: c_int = raw::MADV_DONTNEED as c_int;
+    const GUARD_INSTALL: c_int = 102;
+    match advice {
+        FREE => call(DONTNEED),
+        GUARD_INSTALL => {
+            // What it discards here it discards anyway; where it may not, the next call says so.
+            let _ = call(DONTNEED);
+            call(GUARD_INSTALL)
+        }
+        _ => call(advice),
+    }
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize, flags: c_uint) -> isize {
+    const F_GETFL: usize = 3;
+    const ACCESS: usize = 3;
+    const READ_ONLY: usize = 0;
+    const NONBLOCK: c_uint = 2;
+    const RWF_NOWAIT: c_int = 8;
+    // SAFETY: as the caller promises.
+    unsafe {
+        let reads = sys::call(raw::__NR_fcntl, fd as usize, F_GETFL, 0, 0)
+            .is_ok_and(|flags| flags & ACCESS == READ_ONLY);
+        if reads {
+            // Out of the pipe into memory: a copy already.
+            return answer(sys::call(raw::__NR_vmsplice, fd as usize, parts as usize, count, flags as usize))
+                as isize;
+        }
+        let nowait = if flags & NONBLOCK != 0 { RWF_NOWAIT } else { 0 };
+        const HERE: i64 = -1;
+        let Ok(count) = c_int::try_from(count) else { return fail(Errno::INVAL) as isize };
+        // libc's, since it waits: a thread can be cancelled there, as in its vmsplice.
+        pwritev2(fd, parts, count, HERE, nowait)
+    }
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: c_uint,
+) -> c_int {
+    const SOL_SOCKET: c_int = 1;
+    const SO_ZEROCOPY: c_int = 60;
+    if level == SOL_SOCKET && name == SO_ZEROCOPY {
+        return fail(Errno::OPNOTSUPP);
+    }
+    let arguments = [fd as usize, level as usize, name as usize, value as usize, len as usize, 0];
+    // SAFETY: as the caller promises.
+    answer(unsafe { sys::call6(raw::__NR_setsockopt, arguments) }) as c_int
+}
+
+type Fork = unsafe extern "C" fn() -> c_int;
+
+fn fork_by(next: &Next) -> c_int {
+    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
+    // SAFETY: libc's function of that name.
+    let child = unsafe { core::mem::transmute::<usize, Fork>(next.get())() };
+    if child == 0 {
+        turn.restore();
+    } else {
+        turn.end();
+    }
+    child
+}
+
+/// See the table of this module.
+#[no_mangle]
+pub extern "C" fn fork() -> c_int {
+    fork_by(&FORK)
+}
+
+/// See the table of this module. Runs no handlers of its own, so the child's keeper is started here.
+#[no_mangle]
+pub extern "C" fn _Fork() -> c_int {
+    let child = fork_by(&BARE_FORK);
+    if child == 0 {
+        fork::child();
+    }
+    child
+}
+
+/// See the table of this module: as libc's, by our `fork`.
+#[no_mangle]
+pub extern "C" fn daemon(keep_directory: c_int, keep_streams: c_int) -> c_int {
+    match fork() {
+        -1 => return -1,
+        0 => {}
+        _ => sys::exit_group(0),
+    }
+    if rustix::process::setsid().is_err() {
+        return -1;
+    }
+    if keep_directory == 0 {
+        let _ = rustix::process::chdir(c"/");
+    }
+    if keep_streams == 0 {
+        let Ok(null) = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+        else {
+            return fail(Errno::NODEV);
+        };
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+    0
+}
+
+type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn forkpty(
+    master: *mut c_int,
+    name: *mut c_char,
+    terminal: *const c_void,
+    window: *const c_void,
+) -> c_int {
+    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
+    // SAFETY: libc's function of that name; arguments as the caller promises.
+    let child =
+        unsafe { core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window) };
+    if child == 0 {
+        turn.restore();
+    } else {
+        turn.end();
+    }
+    child
+}
+
+type Main = extern "C" fn(*mut c_void) -> c_int;
+type Clone = unsafe extern "C" fn(
+    Option<Main>,
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
+
+struct Cloned {
+    main: Main,
+    argument: *mut c_void,
+    turn: fork::Turn,
+}
+
+extern "C" fn cloned(child: *mut c_void) -> c_int {
+    // SAFETY: on the stack of the caller of `clone`, of which this process has a copy.
+    let child = unsafe { &*child.cast::<Cloned>() };
+    fork::child();
+    child.turn.restore();
+    (child.main)(child.argument)
+}
+
+/// See the table of this module. Takes what libc's takes in `...`, there or not.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn clone(
+    main: Option<Main>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    tls: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    // SAFETY: libc's function of that name.
+    let next: Clone = unsafe { core::mem::transmute(CLONE.get()) };
+    let (Some(start), false) = (main, flags as u32 & raw::CLONE_VM != 0) else {
+        // SAFETY: as the caller promises.
+        return unsafe { next(main, stack, flags, argument, parent, tls, child) };
+    };
+    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
+    let mut both = Cloned { main: start, argument, turn };
+    // SAFETY: as the caller promises; the child reads its own copy of `both`.
+    let id = unsafe { next(Some(cloned), stack, flags, (&raw mut both).cast(), parent, tls, child) };
+    both.turn.end();
+    id
+}
+
+// What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.
+core::arch::global_asm!(
+    ".type pageout_bare_syscall, @function",
+    ".hidden pageout_bare_syscall",
+    "pageout_bare_syscall:",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "mov rsi, rdx",
+    "mov rdx, rcx",
+    "mov r10, r8",
+    "mov r8, r9",
+    "mov r9, [rsp + 8]",
+    "syscall",
+    "cmp rax, -4095",
+    "jae 2f",
+    "ret",
+    "2:",
+    "neg eax",
+    "push rax",
+    "call __errno_location@PLT",
+    "pop rcx",
+    "mov [rax], ecx",
+    "mov rax, -1",
+    "ret",
+    ".size pageout_bare_syscall, . - pageout_bare_syscall",
+);
+
+extern "C" {
+    #[link_name = "pageout_bare_syscall"]
+    fn bare(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+}
+
+/// See the table of this module. Takes what libc's takes in `...`, there or not. A clone's child on a stack of its
+/// own returns to what lies on that, as from libc's.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match number as u32 {
+            raw::__NR_madvise
+            | raw::__NR_process_madvise
+            | raw::__NR_vmsplice
+            | raw::__NR_setsockopt
+            | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
+            raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
+            // Null asks whether there is such a call.
+            raw::__NR_clone3
+                if a != 0 && b >= CLONE3_STACK + 8 && *(a as *const u64) & u64::from(raw::CLONE_VM) == 0 =>
+            {
+                by_number(number, a, b, c, d, e, f)
+            }
+            _ => bare(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Where clone3's structure has the child's stack.
+const CLONE3_STACK: usize = 40;
+
+#[inline(never)]
+unsafe extern "C" fn by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let stack = match number as u32 {
+            raw::__NR_madvise => return madvise(a as *mut _, b, c as c_int).into(),
+            raw::__NR_process_madvise => {
+                return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
+            }
+            raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
+            raw::__NR_setsockopt => {
+                return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
+            }
+            raw::__NR_clone => b,
+            raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
+            _ => 0,
+        };
+        let Some(turn) = fork::before() else { return fail(Errno::NOMEM).into() };
+        if stack != 0 {
+            // The child returns elsewhere.
+            turn.restore();
+        }
+        let id = bare(number, a, b, c, d, e, f);
+        if id == 0 {
+            fork::child();
+            turn.restore();
+        } else {
+            turn.end();
+        }
+        id
+    }
+}

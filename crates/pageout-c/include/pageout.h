@@ -1,0 +1,99 @@
+/*
+ * pageout: memory that is larger than what it may take. The rest lies on a file, a disk or in memory elsewhere.
+ *
+ * Link with -lpageout_c (shared), or with libpageout_c.a and -lpthread -ldl -lm.
+ *
+ * Lengths and sizes are bytes. Every function may be called by any thread, at the same time by several; none may be
+ * called in a signal handler. After a fork everything here is the parent's: in the child regions are not mapped, and
+ * nothing may be called but pageout_close() and pageout_open().
+ *
+ * Functions that return int return 0, or -1 on failure; those that return a pointer return NULL on failure.
+ * pageout_error() then says what failed, on what, why, and what to do, in one line. Nothing has changed then.
+ *
+ * Needs Linux 6.8 or later and read and write access to /dev/userfaultfd, or more rights.
+ */
+#ifndef PAGEOUT_H
+#define PAGEOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A limit with its devices and its engine. Any number of them may be open. */
+typedef struct pageout pageout;
+
+/* What pageout_advise() takes. */
+enum pageout_advice {
+    /* Used soon: what is out comes in before the call returns, at most half of the limit. */
+    PAGEOUT_WILLNEED = 1,
+    /* Not needed any more: whole pages inside the range read as zeros from here on. */
+    PAGEOUT_DONTNEED = 2,
+    /* Not used soon: leaves when its turn comes, however often it was used. */
+    PAGEOUT_COLD = 3
+};
+
+/* All values are since pageout_open(), or now. */
+struct pageout_stats {
+    /* The limit. */
+    uint64_t limit_bytes;
+    /* In memory at the last look (up to 64 ms ago), the engine's frames included; and the most so far. */
+    uint64_t resident_bytes;
+    uint64_t resident_peak_bytes;
+    /* On devices at the last look. */
+    uint64_t swapped_bytes;
+    /* Read from and written to devices. */
+    uint64_t in_bytes;
+    uint64_t out_bytes;
+    /* Faults answered, and of these the ones that needed a device. */
+    uint64_t faults;
+    uint64_t major_faults;
+    /* Bytes that could not be brought back; touching them raises SIGBUS. */
+    uint64_t lost_bytes;
+    /* 1: a page has found no room on any device, and memory grows beyond the limit. */
+    uint64_t full;
+};
+
+/*
+ * Opens. memory_bytes is the limit of what all regions together keep in memory, at least 16 MiB (1 << 24).
+ * devices are count specifications, used by priority: "PATH[,size=8G][,pri=5][,discard][,rotational]" or
+ * "mem[,...]". With count 0: an unlinked file in $TMPDIR, else in the working directory.
+ */
+pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
+
+/*
+ * Ends the engine and unmaps every region that is left. swap is invalid afterwards, also for other threads. NULL is
+ * allowed. In the child of a fork: only frees the handle.
+ */
+void pageout_close(pageout *swap);
+
+/* Maps length bytes of zeros, 1 byte to 64 TiB, at a multiple of 2 MiB. Nothing is in memory until it is touched. */
+void *pageout_map(pageout *swap, size_t length);
+
+/* Unmaps a region: address is what pageout_map() returned. Fails while bytes of it are pinned. */
+int pageout_unmap(pageout *swap, void *address);
+
+/* Says what is expected of length bytes from address on, all in one region. advice: see enum pageout_advice. */
+int pageout_advise(pageout *swap, void *address, size_t length, int advice);
+
+/*
+ * Brings length bytes from address on in, and keeps them in until pageout_unpin() was called for the same bytes as often.
+ * At most half of the limit can be pinned. Buffers of system calls need no pin; bytes lent to the kernel by
+ * vmsplice, MSG_ZEROCOPY and the like do, as long as they are lent.
+ */
+int pageout_pin(pageout *swap, const void *address, size_t length);
+int pageout_unpin(pageout *swap, const void *address, size_t length);
+
+/* Fills out. size is sizeof *out: callers built with an older header get what they know. */
+int pageout_stats(pageout *swap, struct pageout_stats *out, size_t size);
+
+/* Why the last call of this thread that failed did so; "" if none did. Good until the next call that fails. */
+const char *pageout_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,285 @@
+//! The C interface: the verbs of [`pageout::api`] behind `include/pageout.h`, which documents them.
+//!
+//! A handle owns its regions, by address, and its pins, by address and length. One lock guards both tables; it is
+//! held while a region is advised or pinned, not while one is mapped, unmapped or touched.
+
+use pageout::{Advice, Bytes, Pinned, Region, Swap};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::fmt::Display;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `struct pageout` of the header.
+pub struct Handle {
+    /// Before the swap, which their end needs nothing of; regions keep the engine.
+    tables: Mutex<Tables>,
+    swap: Swap,
+}
+
+#[derive(Default)]
+struct Tables {
+    pins: BTreeMap<(usize, usize), Vec<Pinned>>,
+    regions: BTreeMap<usize, Region>,
+}
+
+impl Handle {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tables {
+    /// The region that has the bytes, and where in it they are.
+    fn find(&mut self, address: usize, length: usize) -> Result<(&mut Region, Range<usize>), String> {
+        let found = self.regions.range_mut(..=address).next_back().and_then(|(start, region)| {
+            let from = address - start;
+            let to = from.checked_add(length).filter(|to| *to <= region.len())?;
+            Some((region, from..to))
+        });
+        found.ok_or_else(|| {
+            format!("{length} bytes at {address:#x}: not in one region; take bytes of one region")
+        })
+    }
+}
+
+/// `struct pageout_stats` of the header.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Stats {
+    limit_bytes: u64,
+    resident_bytes: u64,
+    resident_peak_bytes: u64,
+    swapped_bytes: u64,
+    in_bytes: u64,
+    out_bytes: u64,
+    faults: u64,
+    major_faults: u64,
+    lost_bytes: u64,
+    full: u64,
+}
+
+thread_local! {
+    static ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps why a call fails.
+fn fail(why: impl Display) {
+    let line = CString::new(why.to_string()).unwrap_or_default();
+    ERROR.with(|error| *error.borrow_mut() = line);
+}
+
+fn status(result: Result<(), impl Display>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(why) => {
+            fail(why);
+            -1
+        }
+    }
+}
+
+const NO_HANDLE: &str = "no handle: pass what pageout_open returned";
+
+/// # Safety
+/// `swap` is NULL or an open handle.
+unsafe fn handle<'a>(swap: *const Handle) -> Result<&'a Handle, String> {
+    // SAFETY: by contract.
+    unsafe { swap.as_ref() }.ok_or_else(|| NO_HANDLE.into())
+}
+
+/// # Safety
+/// `devices` has `count` C strings.
+unsafe fn open(memory_bytes: u64, devices: *const *const c_char, count: usize) -> Result<Swap, String> {
+    let mut builder = Swap::builder().memory(Bytes(memory_bytes));
+    for n in 0..count {
+        // SAFETY: by contract.
+        let spec = unsafe { CStr::from_ptr(*devices.add(n)) };
+        builder = builder.device(spec.to_str().map_err(|_| "a device: not UTF-8; rename the file")?);
+    }
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// See the header.
+///
+/// # Safety
+/// `devices` has `count` C strings.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_open(
+    memory_bytes: u64,
+    devices: *const *const c_char,
+    count: usize,
+) -> *mut Handle {
+    // SAFETY: by contract.
+    match unsafe { open(memory_bytes, devices, count) } {
+        Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
+        Err(why) => {
+            fail(why);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is NULL or an open handle that nobody uses any more.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_close(swap: *mut Handle) {
+    if !swap.is_null() {
+        // SAFETY: made by `pageout_open`.
+        drop(unsafe { Box::from_raw(swap) });
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_map(swap: *mut Handle, length: usize) -> *mut c_void {
+    // SAFETY: by contract.
+    let mapped = unsafe { handle(swap) }.and_then(|handle| {
+        let region = handle.swap.map(length).map_err(|error| error.to_string())?;
+        let address = region.as_mut_ptr();
+        handle.tables().regions.insert(address as usize, region);
+        Ok(address)
+    });
+    match mapped {
+        Ok(address) => address.cast(),
+        Err(why) => {
+            fail(why);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle; nobody uses the region any more.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_unmap(swap: *mut Handle, address: *mut c_void) -> c_int {
+    let address = address as usize;
+    // SAFETY: by contract.
+    status(unsafe { handle(swap) }.and_then(|handle| {
+        let mut tables = handle.tables();
+        let Some(region) = tables.regions.get(&address) else {
+            return Err(format!(
+                "unmap {address:#x}: no region starts there; pass what pageout_map returned"
+            ));
+        };
+        let end = address + region.len();
+        if tables.pins.range((address, 0)..(end, 0)).next().is_some() {
+            return Err(format!("unmap {address:#x}: bytes of it are pinned; call pageout_unpin first"));
+        }
+        let region = tables.regions.remove(&address);
+        // Unmapping waits for the engine: not under the lock.
+        drop(tables);
+        drop(region);
+        Ok(())
+    }))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle; with `PAGEOUT_DONTNEED` nobody uses the bytes meanwhile.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_advise(
+    swap: *mut Handle,
+    address: *mut c_void,
+    length: usize,
+    advice: c_int,
+) -> c_int {
+    // SAFETY: by contract.
+    status(unsafe { handle(swap) }.and_then(|handle| {
+        let advice = match advice {
+            1 => Advice::WillNeed,
+            2 => Advice::DontNeed,
+            3 => Advice::Cold,
+            other => return Err(format!("advice {other}: takes PAGEOUT_WILLNEED, _DONTNEED or _COLD")),
+        };
+        let mut tables = handle.tables();
+        let (region, range) = tables.find(address as usize, length)?;
+        region.advise(range, advice).map_err(|error| error.to_string())
+    }))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_pin(swap: *mut Handle, address: *const c_void, length: usize) -> c_int {
+    // SAFETY: by contract.
+    status(unsafe { handle(swap) }.and_then(|handle| {
+        let mut tables = handle.tables();
+        let (region, range) = tables.find(address as usize, length)?;
+        let pinned = region.pin(range).map_err(|error| error.to_string())?;
+        tables.pins.entry((address as usize, length)).or_default().push(pinned);
+        Ok(())
+    }))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_unpin(swap: *mut Handle, address: *const c_void, length: usize) -> c_int {
+    let key = (address as usize, length);
+    // SAFETY: by contract.
+    status(unsafe { handle(swap) }.and_then(|handle| {
+        let mut tables = handle.tables();
+        let pins = tables.pins.get_mut(&key);
+        let Some(pins) = pins else {
+            return Err(format!("unpin {length} bytes at {:#x}: not pinned; pass what was pinned", key.0));
+        };
+        pins.pop();
+        if pins.is_empty() {
+            tables.pins.remove(&key);
+        }
+        Ok(())
+    }))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `swap` is an open handle; `out` has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_stats(swap: *mut Handle, out: *mut Stats, size: usize) -> c_int {
+    const PAGE: u64 = 4096;
+    // SAFETY: by contract.
+    status(unsafe { handle(swap) }.map(|handle| {
+        let counters = handle.swap.stats();
+        let stats = Stats {
+            limit_bytes: handle.swap.memory().0,
+            resident_bytes: counters.resident_bytes.load(Relaxed),
+            resident_peak_bytes: counters.resident_peak_bytes.load(Relaxed),
+            swapped_bytes: counters.swapped_pages.load(Relaxed) * PAGE,
+            in_bytes: counters.pswpin.load(Relaxed) * PAGE,
+            out_bytes: counters.pswpout.load(Relaxed) * PAGE,
+            faults: counters.pgfault.load(Relaxed),
+            major_faults: counters.pgmajfault.load(Relaxed),
+            lost_bytes: counters.poisoned.load(Relaxed) * PAGE,
+            full: handle.swap.is_full().into(),
+        };
+        let known = size.min(size_of::<Stats>());
+        // SAFETY: `out` has room for `size`; what is beyond our own is zeros.
+        unsafe {
+            ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out.cast::<u8>(), known);
+            ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
+        }
+    }))
+}
+
+/// See the header.
+#[no_mangle]
+pub extern "C" fn pageout_error() -> *const c_char {
+    ERROR.with(|error| error.borrow().as_ptr())
+}

@@ -1,0 +1,80 @@
+/* Fills four times the limit and reads it back, from two threads; asks for what must be refused. */
+#include "pageout.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((size_t)1 << 20)
+#define LIMIT (16 * MIB)
+#define LENGTH (4 * LIMIT)
+#define PAGE ((size_t)4096)
+
+#define CHECK(what)                                                                        \
+    do {                                                                                   \
+        if (!(what)) {                                                                     \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #what, pageout_error()); \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+static void *fill_and_verify(void *argument)
+{
+    char *half = argument;
+    for (size_t at = 0; at < LENGTH / 2; at += PAGE)
+        memset(half + at, (int)(at / PAGE % 251 + 1), PAGE);
+    for (size_t at = 0; at < LENGTH / 2; at += PAGE) {
+        char wanted = (char)(at / PAGE % 251 + 1);
+        CHECK(half[at] == wanted && half[at + PAGE - 1] == wanted);
+    }
+    return NULL;
+}
+
+int main(void)
+{
+    const char *devices[] = {"mem,size=256M"};
+    CHECK(pageout_open(4096, devices, 1) == NULL);
+    CHECK(strstr(pageout_error(), "least that works") != NULL);
+
+    pageout *swap = pageout_open(LIMIT, devices, 1);
+    if (swap == NULL && strstr(pageout_error(), "userfaultfd") != NULL) {
+        printf("skipped: %s\n", pageout_error());
+        return 77;
+    }
+    CHECK(swap != NULL);
+    char *region = pageout_map(swap, LENGTH);
+    CHECK(region != NULL && (size_t)region % (2 * MIB) == 0);
+
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, fill_and_verify, region) == 0);
+    fill_and_verify(region + LENGTH / 2);
+    CHECK(pthread_join(other, NULL) == 0);
+
+    CHECK(pageout_pin(swap, region + MIB, 2 * MIB) == 0);
+    CHECK(pageout_unmap(swap, region) == -1);
+    CHECK(strstr(pageout_error(), "pageout_unpin") != NULL);
+    CHECK(pageout_unpin(swap, region + MIB, 2 * MIB) == 0);
+    CHECK(pageout_unpin(swap, region + MIB, 2 * MIB) == -1);
+    CHECK(pageout_pin(swap, region, LENGTH) == -1);
+
+    CHECK(pageout_advise(swap, region, MIB, PAGEOUT_WILLNEED) == 0);
+    CHECK(pageout_advise(swap, region, MIB, PAGEOUT_COLD) == 0);
+    CHECK(pageout_advise(swap, region, MIB, PAGEOUT_DONTNEED) == 0);
+    CHECK(region[0] == 0 && region[MIB] != 0);
+    CHECK(pageout_advise(swap, region, MIB, 99) == -1);
+    CHECK(pageout_advise(swap, region + 1, LENGTH, PAGEOUT_COLD) == -1);
+
+    struct pageout_stats stats;
+    CHECK(pageout_stats(swap, &stats, sizeof stats) == 0);
+    CHECK(stats.limit_bytes == LIMIT && stats.out_bytes > LIMIT && stats.lost_bytes == 0 && stats.full == 0);
+    CHECK(stats.resident_peak_bytes < 2 * LIMIT);
+
+    CHECK(pageout_unmap(swap, region + PAGE) == -1);
+    CHECK(pageout_unmap(swap, region) == 0);
+    CHECK(pageout_map(swap, 0) == NULL);
+    CHECK(pageout_map(swap, 5) != NULL);
+    pageout_close(swap);
+    pageout_close(NULL);
+    return 0;
+}

@@ -1,0 +1,156 @@
+//! The agent: the library that is preloaded. It is part of this program's file and is unpacked once, under its hash,
+//! into a directory of the user's alone.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail, Result};
+
+use crate::directory;
+use crate::say;
+use crate::sys;
+
+/// The library.
+const BYTES: &[u8] = include_bytes!(env!("PAGEOUT_AGENT_FILE"));
+/// Its name, which changes whenever it does: a running program keeps the one that it has mapped.
+const NAME: &str = concat!("libpageout_agent-", env!("PAGEOUT_AGENT_HASH"), ".so");
+
+/// Where it may be unpacked, best first, and whether the user chose.
+fn candidates() -> (Vec<PathBuf>, bool) {
+    match std::env::var_os("PAGEOUT_AGENT_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => (vec![dir.into()], true),
+        None => (directory::cache().into_iter().chain([directory::runtime()]).collect(), false),
+    }
+}
+
+/// Where the agent is or, with `dry`, would be; unpacks it if it is not there. `PAGEOUT_AGENT` names another one,
+/// for those who work on it.
+pub fn ready(dry: bool) -> Result<PathBuf> {
+    if let Some(agent) = std::env::var_os("PAGEOUT_AGENT").filter(|agent| !agent.is_empty()) {
+        let named = PathBuf::from(agent);
+        let agent = fs::canonicalize(&named)
+            .map_err(|e| anyhow!("PAGEOUT_AGENT {}: {}", named.display(), sys::reason(&e)))?;
+        if !loadable(&agent) {
+            bail!("PAGEOUT_AGENT {}: {UNLOADABLE}", agent.display());
+        }
+        return Ok(agent);
+    }
+    let (directories, chosen) = candidates();
+    if dry {
+        return Ok(directories[0].join(NAME));
+    }
+    let mut first = None;
+    for directory in directories {
+        match unpack(&directory, BYTES, NAME) {
+            Ok(path) => return Ok(path),
+            Err(error) => {
+                say::debug(format_args!("{error:#}"));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    let remedy = match chosen {
+        true => "set PAGEOUT_AGENT_DIR to another directory",
+        false => "set PAGEOUT_AGENT_DIR to a directory of your own where programs may run",
+    };
+    let error = first.expect("there is a candidate");
+    bail!("agent: {error:#}; {remedy}")
+}
+
+const UNLOADABLE: &str = "LD_PRELOAD cannot hold a path with spaces or colons";
+
+/// Whether LD_PRELOAD can hold this path.
+fn loadable(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte))
+}
+
+/// Writes `bytes` as `name` into `directory`, unless they are there, and checks that they can be run from there.
+pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
+    let shown = directory.display();
+    if !directory.is_absolute() {
+        bail!("{shown}: not an absolute path");
+    }
+    if !loadable(directory) {
+        bail!("{shown}: {UNLOADABLE}");
+    }
+    directory::ensure_private(directory)?;
+    let path = directory.join(name);
+    let file = match File::open(&path) {
+        Ok(file) if fs::read(&path).is_ok_and(|found| found == bytes) => file,
+        _ => write(directory, &path, bytes).map_err(|e| anyhow!("{shown}: {}", sys::reason(&e)))?,
+    };
+    sys::probe_executable(&file).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => anyhow!("{shown}: on a file system mounted noexec"),
+        _ => anyhow!("{shown}: {}", sys::reason(&error)),
+    })?;
+    Ok(path)
+}
+
+/// Writes beside and renames, so that nobody ever loads a part of it.
+fn write(directory: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<File> {
+    let beside = directory.join(format!(".agent-{}", std::process::id()));
+    let _ = fs::remove_file(&beside);
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).write(true).create_new(true).mode(0o700).open(&beside)?;
+    let written = file.write_all(bytes).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written?;
+    // Opened again for reading: a file open for writing cannot be mapped to run on every file system.
+    drop(file);
+    File::open(path)
+}
+
+/// LD_PRELOAD with `agent` behind what it names already: who comes first wins, and an allocator must stay first.
+pub fn preload(before: Option<OsString>, agent: &Path) -> OsString {
+    let mut list = before.unwrap_or_default();
+    // Compared as the bytes that they are: other spellings of a path are other names to the loader.
+    let mut names = list.as_bytes().split(|byte| b": ".contains(byte));
+    if names.any(|name| name == agent.as_os_str().as_bytes()) {
+        return list;
+    }
+    if !list.is_empty() {
+        list.push(":");
+    }
+    list.push(agent);
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn preload_is_appended_to() {
+        let agent = Path::new("/c/a.so");
+        assert_eq!(preload(None, agent), "/c/a.so");
+        assert_eq!(preload(Some("".into()), agent), "/c/a.so");
+        assert_eq!(preload(Some("/j.so /k.so".into()), agent), "/j.so /k.so:/c/a.so");
+        assert_eq!(preload(Some("/c/a.so:/j.so".into()), agent), "/c/a.so:/j.so");
+    }
+
+    #[test]
+    fn unpacks_once_and_mends_what_is_wrong() {
+        let home = std::env::temp_dir().join(format!("pageout-agent-{}", std::process::id()));
+        let directory = home.join("a/b");
+        let path = unpack(&directory, b"agent", "x.so").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"agent");
+        assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+        let made = fs::metadata(&path).unwrap().modified().unwrap();
+        unpack(&directory, b"agent", "x.so").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), made);
+        fs::write(&path, b"agen").unwrap();
+        unpack(&directory, b"agent", "x.so").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"agent");
+        fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+        let error = unpack(&directory, b"agent", "x.so").unwrap_err().to_string();
+        assert!(error.ends_with(&format!("run chmod 700 {}", directory.display())), "{error}");
+        fs::remove_dir_all(&home).unwrap();
+    }
+}

@@ -1,0 +1,279 @@
+//! The settings of a run: option beats environment beats file beats default.
+//!
+//! A value is kept with where it came from until it is understood, so that every complaint names the place to
+//! correct. Reads files and the environment; changes nothing.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail, Context, Result};
+
+use crate::memory;
+use crate::options::SettingOptions;
+use crate::size::{Bytes, MIB};
+use crate::spec::Spec;
+use crate::sys;
+
+/// The least limit that a process can run in: its code, stacks and the engine's own memory.
+pub const LEAST_LIMIT: Bytes = Bytes(16 * MIB);
+
+/// What a run is to be like.
+#[derive(Debug)]
+pub struct Config {
+    /// Resident memory in bytes; `u64::MAX` is no limit.
+    pub limit_bytes: u64,
+    /// Where pages go; empty for the default.
+    pub swap: Vec<Spec>,
+    /// As in `pageout::wire::Settings`.
+    pub swapin: u32,
+    /// Largest order, 0 to 9.
+    pub max_order: u32,
+    /// Kill what cannot be preloaded.
+    pub strict: bool,
+    /// Where the counters go.
+    pub stats: Option<PathBuf>,
+}
+
+/// Where a value came from, as a complaint names it.
+#[derive(Debug, Clone)]
+enum Source {
+    Option(&'static str),
+    Environment(String),
+    File(PathBuf, usize, &'static str),
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option(name) => write!(f, "--{name}"),
+            Self::Environment(name) => f.write_str(name),
+            Self::File(path, line, name) => write!(f, "{}:{line}: {name}", path.display()),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A value as it was written.
+#[derive(Debug, Clone)]
+struct Written {
+    text: String,
+    source: Source,
+}
+
+impl Written {
+    fn complain(&self, takes: &str) -> anyhow::Error {
+        anyhow!("{} {}: takes {takes}", self.source, self.text)
+    }
+}
+
+/// The settings that there are, by their names in files.
+const NAMES: [&str; 6] = ["memory", "swap", "swapin", "max-order", "strict", "stats"];
+
+/// All that was written, the strongest source of each name only.
+type Values = HashMap<&'static str, Vec<Written>>;
+
+impl Config {
+    /// The settings by the options, the environment and the files.
+    pub fn resolve(options: &SettingOptions) -> Result<Self> {
+        let mut values = Values::new();
+        for (path, required) in files(options) {
+            let text = match fs::read_to_string(&path) {
+                Ok(text) => text,
+                Err(error) if !required && error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => bail!("{}: cannot be read: {}", path.display(), sys::reason(&error)),
+            };
+            // A later file replaces what an earlier one says, it does not add to it.
+            values.extend(parse(&path, &text)?);
+        }
+        values.extend(from_environment(|name| std::env::var(name).ok()));
+        values.extend(from_options(options));
+        Self::understand(&values)
+    }
+
+    fn understand(values: &Values) -> Result<Self> {
+        let one = |name| values.get(name).and_then(|all| all.last());
+        let default_memory = Written { text: "80%".into(), source: Source::Default };
+        Ok(Self {
+            limit_bytes: limit(one("memory").unwrap_or(&default_memory), memory::available_bytes)?,
+            swap: values.get("swap").map_or(Ok(Vec::new()), |all| {
+                let spec = |w: &Written| Spec::parse(&w.text).with_context(|| w.source.to_string());
+                all.iter().map(spec).collect()
+            })?,
+            swapin: one("swapin").map_or(Ok(0), swapin)?,
+            max_order: one("max-order").map_or(Ok(9), max_order)?,
+            strict: one("strict").map_or(Ok(false), yes_or_no)?,
+            stats: one("stats").map(|w| PathBuf::from(&w.text)),
+        })
+    }
+}
+
+/// The files to read, weakest first, and whether each must be there.
+fn files(options: &SettingOptions) -> Vec<(PathBuf, bool)> {
+    let named = options.config.clone().or_else(|| std::env::var_os("PAGEOUT_CONFIG").map(PathBuf::from));
+    if let Some(path) = named {
+        return vec![(path, true)];
+    }
+    let home = sys::directory_from("XDG_CONFIG_HOME")
+        .or_else(|| sys::directory_from("HOME").map(|home| home.join(".config")));
+    let mut files = vec![(PathBuf::from("/etc/pageout.conf"), false)];
+    files.extend(home.map(|home| (home.join("pageout.conf"), false)));
+    files
+}
+
+/// `name = value` lines; `#` opens a comment; `swap` may be repeated.
+fn parse(path: &Path, text: &str) -> Result<Values> {
+    let mut values = Values::new();
+    for (index, line) in text.lines().enumerate() {
+        let number = index + 1;
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let at = || format!("{}:{number}", path.display());
+        let (name, value) =
+            line.split_once('=').with_context(|| format!("{}: takes lines like memory = 512M", at()))?;
+        let (name, value) = (name.trim(), value.trim());
+        let Some(name) = NAMES.into_iter().find(|known| *known == name) else {
+            bail!("{}: {name}: no such setting; there are {}", at(), NAMES.join(", "));
+        };
+        let source = Source::File(path.to_owned(), number, name);
+        values.entry(name).or_default().push(Written { text: value.to_owned(), source });
+    }
+    Ok(values)
+}
+
+/// `PAGEOUT_MEMORY` and so on; in `PAGEOUT_SWAP` several devices stand with `;` between them.
+fn from_environment(get: impl Fn(&str) -> Option<String>) -> Values {
+    let mut values = Values::new();
+    for name in NAMES {
+        let variable = format!("PAGEOUT_{}", name.to_ascii_uppercase().replace('-', "_"));
+        let Some(text) = get(&variable).filter(|text| !text.is_empty()) else { continue };
+        let separator = if name == "swap" { ';' } else { '\0' };
+        let written = text
+            .split(separator)
+            .map(|part| Written { text: part.trim().into(), source: Source::Environment(variable.clone()) });
+        values.insert(name, written.collect());
+    }
+    values
+}
+
+fn from_options(options: &SettingOptions) -> Values {
+    let mut values = Values::new();
+    let mut put = |name: &'static str, text: &String| {
+        let written = Written { text: text.clone(), source: Source::Option(name) };
+        values.entry(name).or_default().push(written);
+    };
+    options.memory.iter().for_each(|text| put("memory", text));
+    options.swap.iter().for_each(|text| put("swap", text));
+    options.swapin.iter().for_each(|text| put("swapin", text));
+    options.max_order.iter().for_each(|text| put("max-order", text));
+    options.stats.iter().for_each(|text| put("stats", text));
+    if options.strict {
+        put("strict", &"yes".to_owned());
+    }
+    values
+}
+
+fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
+    const TAKES: &str = "a size like 512M, 4GiB, 50% or max";
+    if written.text == "max" {
+        return Ok(u64::MAX);
+    }
+    let bytes = match written.text.strip_suffix('%') {
+        Some(percent) => {
+            let percent: f64 = percent.parse().map_err(|_| written.complain(TAKES))?;
+            if !(percent > 0.0 && percent <= 100.0) {
+                return Err(written.complain("a percentage above 0% and up to 100%"));
+            }
+            (available() as f64 * percent / 100.0) as u64
+        }
+        None => written.text.parse::<Bytes>().map_err(|_| written.complain(TAKES))?.0,
+    };
+    if bytes < LEAST_LIMIT.0 {
+        let source = &written.source;
+        bail!("{source} {}: too small; the least that works is {LEAST_LIMIT}", written.text);
+    }
+    Ok(bytes)
+}
+
+fn swapin(written: &Written) -> Result<u32> {
+    let index = ["auto", "always", "madvise", "never"].iter().position(|word| *word == written.text);
+    index.map(|index| index as u32).ok_or_else(|| written.complain("auto, always, madvise or never"))
+}
+
+fn max_order(written: &Written) -> Result<u32> {
+    let order = written.text.parse().ok().filter(|order| *order <= pageout::stats::MAX_ORDER as u32);
+    order.ok_or_else(|| written.complain("an order from 0 (4K) to 9 (2M)"))
+}
+
+fn yes_or_no(written: &Written) -> Result<bool> {
+    match written.text.as_str() {
+        "yes" | "true" | "1" | "on" => Ok(true),
+        "no" | "false" | "0" | "off" => Ok(false),
+        _ => Err(written.complain("yes or no")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> Written {
+        Written { text: text.into(), source: Source::Option("memory") }
+    }
+
+    #[test]
+    fn limits() {
+        let available = || 8 << 30;
+        assert_eq!(limit(&written("max"), available).unwrap(), u64::MAX);
+        assert_eq!(limit(&written("50%"), available).unwrap(), 4 << 30);
+        assert_eq!(limit(&written("12.5%"), available).unwrap(), 1 << 30);
+        assert_eq!(limit(&written("16M"), available).unwrap(), 16 << 20);
+    }
+
+    #[test]
+    fn complaints_name_the_place_and_what_it_takes() {
+        let available = || 8 << 30;
+        let says = |text| limit(&written(text), available).unwrap_err().to_string();
+        assert_eq!(says("12Q"), "--memory 12Q: takes a size like 512M, 4GiB, 50% or max");
+        assert_eq!(says("0%"), "--memory 0%: takes a percentage above 0% and up to 100%");
+        assert_eq!(says("101%"), "--memory 101%: takes a percentage above 0% and up to 100%");
+        assert_eq!(says("NaN%"), "--memory NaN%: takes a percentage above 0% and up to 100%");
+        assert_eq!(says("15M"), "--memory 15M: too small; the least that works is 16M");
+        let file = parse(Path::new("/etc/pageout.conf"), "# ours\n\nmax-order = 10\n").unwrap();
+        let error = Config::understand(&file).unwrap_err().to_string();
+        assert_eq!(error, "/etc/pageout.conf:3: max-order 10: takes an order from 0 (4K) to 9 (2M)");
+    }
+
+    #[test]
+    fn files_take_known_names_only() {
+        let says = |text| parse(Path::new("f"), text).unwrap_err().to_string();
+        assert_eq!(says("colour = red"), {
+            "f:1: colour: no such setting; there are memory, swap, swapin, max-order, strict, stats"
+        });
+        assert_eq!(says("\nmemory"), "f:2: takes lines like memory = 512M");
+    }
+
+    #[test]
+    fn option_beats_environment_beats_file() {
+        let mut values =
+            parse(Path::new("f"), "memory = 32M\nmax-order = 1\nswap = mem\nswap = /x\n").unwrap();
+        assert_eq!(values["swap"].len(), 2);
+        values.extend(from_environment(|name| match name {
+            "PAGEOUT_MEMORY" => Some("64M".into()),
+            "PAGEOUT_MAX_ORDER" => Some("2".into()),
+            "PAGEOUT_SWAP" => Some("mem,size=1G; /a;/b".into()),
+            "PAGEOUT_STRICT" => Some("".into()),
+            _ => None,
+        }));
+        let options = SettingOptions { memory: Some("128M".into()), ..Default::default() };
+        values.extend(from_options(&options));
+        let config = Config::understand(&values).unwrap();
+        assert_eq!((config.limit_bytes, config.max_order, config.swap.len()), (128 << 20, 2, 3));
+        assert!(!config.strict);
+    }
+}

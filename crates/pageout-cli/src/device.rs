@@ -1,0 +1,354 @@
+//! The swap devices of a run: opening what a [`Spec`] names, safely, and what is wrong with it in one line.
+//!
+//! What is written there is the program's memory, so nobody else may read it: files have mode 0600, names are made
+//! without following links, and where others could put a name in our way only a file without a name will do. What
+//! a user's file or disk held before is not ours to destroy: it must be empty or carry the signature of swap.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail, Result};
+use pageout::wire::{DeviceSettings, TRUNK_SLOTS};
+
+use crate::memory;
+use crate::say;
+use crate::size::{Bytes, GIB};
+use crate::spec::{Place, Spec};
+use crate::sys::{self, FileSystem};
+
+/// Bytes of a page, and so of a slot.
+pub const PAGE: u64 = 4096;
+/// Bytes of a trunk: devices are lent to processes in pieces of this size.
+pub const TRUNK: Bytes = Bytes(TRUNK_SLOTS * PAGE);
+/// Where the signature of swap stands, and what it is.
+const SIGNATURE_AT: u64 = PAGE - 10;
+const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
+
+/// A device that is open.
+#[derive(Debug)]
+pub struct Device {
+    /// The file, which processes of the run get too.
+    pub file: File,
+    /// As users know it.
+    pub name: String,
+    /// Whole trunks that it holds.
+    pub trunks: u64,
+    /// What processes are told.
+    pub settings: DeviceSettings,
+    /// Whether freed trunks are given back to it.
+    pub discards: bool,
+    is_block_device: bool,
+    /// The first page, if it carried the signature of swap: put back at the end.
+    header: Option<Box<[u8; PAGE as usize]>>,
+    /// The length that a file of the user's had: it is emptied and cut back at the end.
+    held: Option<u64>,
+    /// A name that we made.
+    _made: Option<Made>,
+}
+
+impl Device {
+    /// Opens what `spec` names; `index` is its place in the row.
+    pub fn open(spec: &Spec, index: usize) -> Result<Self> {
+        let Opened { file, name, size, discards, is_block_device, header, held, made } =
+            Opened::of(spec, false)?;
+        let file = file.expect("only a dry run leaves it out");
+        if sys::lock_exclusively(&file).is_err() {
+            bail!("{name}: in use by another device of this run or by another pageout; name another file");
+        }
+        let trunks = size.0 / TRUNK.0;
+        let settings = DeviceSettings {
+            // Like the kernel: devices without a priority come after those with one, in the order of their names.
+            priority: spec.priority.unwrap_or(-2 - index as i32),
+            flags: u32::from(discards) | u32::from(spec.rotational) << 1,
+            slots: trunks * TRUNK_SLOTS,
+        };
+        Ok(Self { file, name, trunks, settings, discards, is_block_device, header, held, _made: made })
+    }
+
+    /// Name and size of what would be opened; nothing is made.
+    pub fn plan(spec: &Spec) -> Result<(String, Bytes)> {
+        Opened::of(spec, true).map(|opened| (opened.name, opened.size))
+    }
+
+    /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.
+    pub fn discard(&self, trunk: u64) {
+        if self.discards {
+            let done = sys::discard(&self.file, self.is_block_device, trunk * TRUNK.0, TRUNK.0);
+            if let Err(error) = done {
+                say::debug(format_args!("{}: discard: {}", self.name, sys::reason(&error)));
+            }
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Some(held) = self.held {
+            // Leaves it as it was, empty, and nothing of the program's memory in it.
+            let emptied = sys::zero_range(&self.file, held).and_then(|()| self.file.set_len(held));
+            if let Err(error) = emptied {
+                say::info(format_args!("{}: not emptied: {}", self.name, sys::reason(&error)));
+            }
+        }
+        if let Some(header) = &self.header {
+            if let Err(error) = self.file.write_all_at(header.as_slice(), 0) {
+                say::warning(format_args!("{}: header not put back: {}", self.name, sys::reason(&error)));
+            }
+        }
+    }
+}
+
+/// A name that we made and take away, also when something goes wrong on the way.
+#[derive(Debug)]
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A device before its size is judged.
+struct Opened {
+    /// None in a dry run, where it would have to be made.
+    file: Option<File>,
+    name: String,
+    size: Bytes,
+    discards: bool,
+    is_block_device: bool,
+    header: Option<Box<[u8; PAGE as usize]>>,
+    held: Option<u64>,
+    made: Option<Made>,
+}
+
+impl Opened {
+    /// With `dry` nothing is made.
+    fn of(spec: &Spec, dry: bool) -> Result<Self> {
+        let mut opened = match &spec.place {
+            Place::Memory => Self::memory(spec, dry)?,
+            Place::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry)?,
+            Place::Path(path) => match fs::symlink_metadata(path) {
+                Ok(_) => Self::existing(path, spec, dry)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => Self::new(path, spec, dry)?,
+                Err(error) => return Err(cannot(&path.display().to_string(), "be reached", &error)),
+            },
+        };
+        if opened.size < TRUNK {
+            bail!("{}: too small: {}; the least that works is {TRUNK}", opened.name, opened.size);
+        }
+        opened.size = Bytes(opened.size.0 / TRUNK.0 * TRUNK.0);
+        Ok(opened)
+    }
+
+    fn memory(spec: &Spec, dry: bool) -> Result<Self> {
+        let size = spec.size.unwrap_or(Bytes(memory::available_bytes()));
+        let file = match dry {
+            true => None,
+            false => {
+                Some(sys::memfd(c"pageout-swap", size.0, false).map_err(|e| cannot("mem", "be made", &e))?)
+            }
+        };
+        Ok(Self::ours(file, "mem".into(), size, None))
+    }
+
+    /// A file that only we can reach, by its descriptor.
+    fn unnamed(directory: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+        let name = format!("{} (unlinked file)", directory.display());
+        let size = room_for(directory, spec)?;
+        let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
+        let file = match dry {
+            true => None,
+            false => Some(
+                unlinked_file(directory)
+                    .and_then(|file| file.set_len(size.0).map(|()| file))
+                    .map_err(|e| anyhow!("{name}: cannot be made: {}; {advice}", sys::reason(&e)))?,
+            ),
+        };
+        Ok(Self::ours(file, name, size, None))
+    }
+
+    /// A file that is not there yet.
+    fn new(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+        let name = path.display().to_string();
+        let directory = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let about = fs::metadata(directory).map_err(|e| {
+            anyhow!("{name}: its directory: {}; make it, or name another file", sys::reason(&e))
+        })?;
+        if about.mode() & 0o022 != 0 {
+            let shown = directory.display();
+            bail!(
+                "{name}: others can write {shown}; name a file in a directory of your own, or leave out --swap and \
+                 set TMPDIR={shown} for a file without a name"
+            );
+        }
+        let size = room_for(directory, spec)?;
+        if dry {
+            sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
+            return Ok(Self::ours(None, name, size, None));
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|e| cannot(&name, "be made", &e))?;
+        let made = Made(path.to_owned());
+        if let Err(error) = file.set_len(size.0) {
+            bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));
+        }
+        Ok(Self::ours(Some(file), name, size, Some(made)))
+    }
+
+    fn ours(file: Option<File>, name: String, size: Bytes, made: Option<Made>) -> Self {
+        Self { file, name, size, discards: true, is_block_device: false, header: None, held: None, made }
+    }
+
+    /// A file or block device of the user's.
+    fn existing(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+        let name = path.display().to_string();
+        let about = fs::metadata(path).map_err(|e| cannot(&name, "be reached", &e))?;
+        let kind = about.file_type();
+        if kind.is_dir() {
+            bail!("{name}: is a directory; name a file in it, {}", path.join("swap").display());
+        }
+        if !kind.is_file() && !kind.is_block_device() {
+            bail!("{name}: neither a file nor a block device; name one of these");
+        }
+        // Names of disks are links often (/dev/disk/by-id); a link to a file could be a trap.
+        let link_flag = if kind.is_block_device() { 0 } else { libc::O_NOFOLLOW };
+        // On a block device O_EXCL fails while it is mounted or swapped on.
+        let exclusive_flag = if kind.is_block_device() { libc::O_EXCL } else { 0 };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(link_flag | exclusive_flag | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
+                Some(libc::EBUSY) => anyhow!("{name}: in use (mounted, or swapped on); name another"),
+                _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
+            })?;
+        let about = file.metadata()?;
+        if kind.is_file() && about.mode() & 0o077 != 0 {
+            bail!(
+                "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
+                about.mode() & 0o7777
+            );
+        }
+        if kind.is_file() && is_swapped_on(&about) {
+            bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
+        }
+        let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
+        let header = header_of(&file).map_err(|e| cannot(&name, "be read", &e))?;
+        if header.is_none() && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
+            bail!("{name}: holds data that is not swap; run mkswap {name} if it may go, or name a new file");
+        }
+        let size = match spec.size {
+            Some(size) if kind.is_block_device() && size.0 > held => {
+                bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(held))
+            }
+            Some(size) if kind.is_block_device() || size.0 <= held => size,
+            None if held > 0 => Bytes(held),
+            _ => {
+                let size = room_for(path, spec)?;
+                if !dry {
+                    file.set_len(size.0).map_err(|e| cannot(&name, "grow", &e))?;
+                }
+                size
+            }
+        };
+        Ok(Self {
+            file: Some(file),
+            name,
+            size,
+            // A file of full size was given its room for good: do not give it away.
+            discards: spec.discard || held == 0,
+            is_block_device: kind.is_block_device(),
+            header,
+            held: kind.is_file().then_some(held),
+            made: None,
+        })
+    }
+}
+
+/// `NAME: cannot WHAT: why`.
+fn cannot(name: &str, what: &str, error: &io::Error) -> anyhow::Error {
+    anyhow!("{name}: cannot {what}: {}; name another with --swap", sys::reason(error))
+}
+
+/// The directory for files without a name.
+pub fn unnamed_directory() -> Result<PathBuf> {
+    match std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => Ok(dir.into()),
+        None => std::env::current_dir().map_err(|e| {
+            anyhow!("working directory: {}; set TMPDIR, or name a file with --swap", sys::reason(&e))
+        }),
+    }
+}
+
+/// A file without a name, from birth where the file system can, else from a moment after it.
+fn unlinked_file(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    // With O_EXCL nobody can give it a name later.
+    match options.clone().custom_flags(libc::O_TMPFILE | libc::O_EXCL | libc::O_CLOEXEC).open(directory) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
+        result => return result,
+    }
+    let path = directory.join(format!(".pageout-swap-{}", std::process::id()));
+    let file = options.create_new(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path)?;
+    fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory.
+fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
+    let shown = place.display();
+    let room = FileSystem::of(place)
+        .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
+    if room.is_memory() {
+        say::warning(format_args!(
+            "{shown}: on tmpfs, so what is swapped out stays in memory; set TMPDIR to a directory on a disk, or name \
+             a file with --swap"
+        ));
+    }
+    let free = Bytes(room.free_bytes);
+    if let Some(size) = spec.size {
+        if size > free {
+            bail!("{shown}: size={size}, but its file system has only {free} free; free some, or give less");
+        }
+        return Ok(size);
+    }
+    // Some is left for others; of a small file system, half.
+    let reserve = (room.total_bytes / 20).max(GIB).min(free.0 / 2);
+    let size = Bytes((free.0 - reserve) / TRUNK.0 * TRUNK.0);
+    if size < TRUNK {
+        bail!("{shown}: its file system is full: {free} free; free some, or name another place with --swap or TMPDIR");
+    }
+    Ok(size)
+}
+
+/// The first page, if it carries the signature of swap.
+fn header_of(file: &File) -> io::Result<Option<Box<[u8; PAGE as usize]>>> {
+    let mut page = Box::new([0; PAGE as usize]);
+    match file.read_exact_at(page.as_mut_slice(), 0) {
+        Ok(()) => Ok((page[SIGNATURE_AT as usize..] == *SIGNATURE).then_some(page)),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the kernel swaps to this file.
+fn is_swapped_on(about: &fs::Metadata) -> bool {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
+        fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
+    })
+}

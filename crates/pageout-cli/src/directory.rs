@@ -1,0 +1,54 @@
+//! Directories of the user's own: made with mode 0700, and trusted only if nobody else owns or can enter them.
+
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+
+use crate::sys;
+
+/// Where sockets are: `$XDG_RUNTIME_DIR/pageout`, or `/tmp/pageout-UID`.
+pub fn runtime() -> PathBuf {
+    match sys::directory_from("XDG_RUNTIME_DIR").filter(|dir| dir.is_dir()) {
+        Some(dir) => dir.join("pageout"),
+        None => PathBuf::from(format!("/tmp/pageout-{}", sys::euid())),
+    }
+}
+
+/// Where what can be made again is kept: `$XDG_CACHE_HOME/pageout`, or `~/.cache/pageout`.
+pub fn cache() -> Option<PathBuf> {
+    let base = sys::directory_from("XDG_CACHE_HOME")
+        .or_else(|| sys::directory_from("HOME").map(|home| home.join(".cache")))?;
+    Some(base.join("pageout"))
+}
+
+/// Makes `path`, and what it lies in, if it is not there, and checks that it is the user's alone.
+pub fn ensure_private(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+        made.map_err(|e| anyhow::anyhow!("{}: cannot be made: {}", parent.display(), sys::reason(&e)))?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            bail!("{shown}: cannot be made: {}", sys::reason(&error))
+        }
+        _ => {}
+    }
+    // A link that somebody put there is no directory of ours.
+    let about = fs::symlink_metadata(path).with_context(|| shown.to_string())?;
+    if !about.is_dir() {
+        bail!("{shown}: is not a directory; remove it");
+    }
+    if about.uid() != sys::euid() {
+        bail!(
+            "{shown}: belongs to another user; remove it, or set XDG_RUNTIME_DIR to a directory of your own"
+        );
+    }
+    if about.mode() & 0o077 != 0 {
+        bail!("{shown}: others can enter it (mode {:04o}); run chmod 700 {shown}", about.mode() & 0o7777);
+    }
+    Ok(())
+}

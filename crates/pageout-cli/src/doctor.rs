@@ -1,0 +1,227 @@
+//! `pageout doctor`: what this kernel and user may do, in words, with the line that mends each lack.
+//!
+//! Looks and changes nothing, except that it unpacks the agent where a run would.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use pageout_uffd::{Features, Uffd};
+
+use crate::agent;
+use crate::config::Config;
+use crate::device::{self, Device};
+use crate::kernel;
+use crate::memory;
+use crate::options::SettingOptions;
+use crate::size::Bytes;
+use crate::spec::Spec;
+use crate::sys;
+
+/// The findings so far.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Some of them stop a run.
+    lacks: u32,
+}
+
+impl Findings {
+    fn good(&mut self, what: &str, found: impl Display) {
+        println!("good   {what:<12} {found}");
+    }
+
+    /// A run works, but not as well as it could.
+    fn weak(&mut self, what: &str, found: impl Display, remedy: impl Display) {
+        println!("weak   {what:<12} {found}\n       {:<12} {remedy}", "");
+    }
+
+    /// A run does not work.
+    fn lack(&mut self, what: &str, found: impl Display, remedy: impl Display) {
+        self.lacks += 1;
+        println!("LACKS  {what:<12} {found}\n       {:<12} {remedy}", "");
+    }
+}
+
+/// Prints all findings; 0 if a run with these settings would work, else 1.
+pub fn doctor(options: &SettingOptions) -> Result<i32> {
+    let config = Config::resolve(options)?;
+    let mut findings = Findings::default();
+    userfaultfd(&mut findings);
+    huge_pages(&mut findings);
+    io_uring(&mut findings);
+    memory_limits(&mut findings, &config);
+    resource_limits(&mut findings);
+    swap(&mut findings, &config);
+    match agent::ready(false) {
+        Ok(path) => findings.good("agent", format_args!("unpacked as {}", path.display())),
+        Err(error) => {
+            let text = format!("{error:#}");
+            let text = text.strip_prefix("agent: ").unwrap_or(&text);
+            let (found, remedy) = text.rsplit_once("; ").unwrap_or((text, ""));
+            findings.lack("agent", found, remedy);
+        }
+    }
+    match findings.lacks {
+        0 => println!("pageout run works here"),
+        1 => println!("pageout run does not work here: one thing is lacking"),
+        lacks => println!("pageout run does not work here: {lacks} things are lacking"),
+    }
+    Ok(i32::from(findings.lacks > 0))
+}
+
+fn userfaultfd(findings: &mut Findings) {
+    let release = sys::kernel_release();
+    match Uffd::supported() {
+        Ok(offered) => {
+            let missing = kernel::NEEDED.difference(offered);
+            match missing.is_empty() {
+                true => findings.good("kernel", format_args!("Linux {release} has all that is needed")),
+                false => {
+                    let found = format_args!("Linux {release}: userfaultfd lacks {missing}").to_string();
+                    findings.lack("kernel", found, "use Linux 6.8 or later")
+                }
+            }
+            let way = match Uffd::open_device() {
+                Ok(_) => "through /dev/userfaultfd",
+                Err(_) => "through userfaultfd(2); /dev/userfaultfd is not for this user",
+            };
+            findings.good("userfaultfd", way);
+            if !offered.contains(Features::WP_UNPOPULATED) {
+                findings.weak("userfaultfd", "no write-protection of absent pages", "use Linux 6.8 or later");
+            }
+        }
+        Err(error) => {
+            let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+            findings.good("kernel", format_args!("Linux {release}; what it has is not to be seen"));
+            let remedy = match (Path::new("/dev/userfaultfd").exists(), sysctl.trim()) {
+                (true, "0") => {
+                    "as root: setfacl -m u:USER:rw /dev/userfaultfd (this user alone), or sysctl \
+                     vm.unprivileged_userfaultfd=1 (everybody)"
+                }
+                (false, "0") => {
+                    "in a container: --device /dev/userfaultfd; before Linux 6.1, as root: sysctl \
+                     vm.unprivileged_userfaultfd=1"
+                }
+                (true, _) => "a seccomp filter or the kernel refuses it; as root: setfacl -m u:USER:rw /dev/userfaultfd",
+                (false, _) => "in a container: --device /dev/userfaultfd; else use a kernel with CONFIG_USERFAULTFD=y",
+            };
+            let error = error.to_string();
+            // What it advises itself is the first of these ways.
+            let found = error.split_once("; ").map_or(error.as_str(), |(found, _)| found);
+            findings.lack("userfaultfd", found.strip_prefix("userfaultfd: ").unwrap_or(found), remedy);
+        }
+    }
+}
+
+fn huge_pages(findings: &mut Findings) {
+    let what = "huge pages";
+    let modes = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    match chosen(&modes) {
+        Some("always") => findings.good(what, "always: large memory goes and comes in pieces of 2M"),
+        Some("madvise") => findings.weak(
+            what,
+            "madvise: programs that do not ask for huge pages swap in smaller pieces",
+            "as root: echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        Some("never") => findings.weak(
+            what,
+            "never: all swapping is in small pieces",
+            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        _ => findings.weak(what, "not in this kernel", "use one with CONFIG_TRANSPARENT_HUGEPAGE=y"),
+    }
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn chosen(modes: &str) -> Option<&str> {
+    modes.split_once('[')?.1.split_once(']').map(|(mode, _)| mode)
+}
+
+fn io_uring(findings: &mut Findings) {
+    let what = "io_uring";
+    match sys::probe_io_uring() {
+        Ok(()) => findings.good(what, "may be used"),
+        Err(error) => {
+            let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+            let remedy = match disabled.trim() {
+                "" | "0" => "in a container: allow io_uring in the seccomp profile",
+                _ => "as root: sysctl kernel.io_uring_disabled=0",
+            };
+            findings.weak(what, format_args!("{}; pread and pwrite are used", sys::reason(&error)), remedy);
+        }
+    }
+}
+
+fn memory_limits(findings: &mut Findings, config: &Config) {
+    let total = Bytes(memory::total_bytes());
+    let available = Bytes(memory::available_bytes());
+    match memory::cgroup_limit() {
+        Some(limit) => {
+            findings.good("memory", format_args!("{total}, and {} for this control group", Bytes(limit)))
+        }
+        None => findings.good("memory", format_args!("{total}, no limit of a control group")),
+    }
+    match config.limit_bytes {
+        u64::MAX => findings.weak("limit", "max: nothing is ever swapped", "give a size: --memory 50%"),
+        limit if limit > available.0 => findings.weak(
+            "limit",
+            format_args!("{} is more than there is, {available}", Bytes(limit)),
+            "give less: --memory 80%",
+        ),
+        limit => findings.good("limit", format_args!("{} for each process", Bytes(limit))),
+    }
+}
+
+fn resource_limits(findings: &mut Findings) {
+    let (_, files) = sys::limit_of(libc::RLIMIT_NOFILE);
+    match files < 1024 {
+        // Three for each process of the tree.
+        true => findings.weak(
+            "open files",
+            format_args!("at most {files}: enough for some {} processes", files / 3),
+            "ulimit -Hn 65536",
+        ),
+        false => findings.good("open files", format_args!("at most {files}")),
+    }
+    let (size, _) = sys::limit_of(libc::RLIMIT_FSIZE);
+    if size < device::TRUNK.0 {
+        findings.lack("file size", format_args!("at most {}", Bytes(size)), "ulimit -f unlimited");
+    } else if size != libc::RLIM_INFINITY {
+        findings.weak("file size", format_args!("at most {}", Bytes(size)), "ulimit -f unlimited");
+    }
+    let (space, _) = sys::limit_of(libc::RLIMIT_AS);
+    if space != libc::RLIM_INFINITY {
+        findings.weak(
+            "addresses",
+            format_args!("at most {}: the engine takes some of the program's", Bytes(space)),
+            "ulimit -v unlimited",
+        );
+    }
+}
+
+fn swap(findings: &mut Findings, config: &Config) {
+    let unnamed = [Spec::unnamed()];
+    let specs = if config.swap.is_empty() { &unnamed } else { config.swap.as_slice() };
+    for spec in specs {
+        match Device::plan(spec) {
+            Ok((name, size)) => findings.good("swap", format_args!("{name}, up to {size}")),
+            Err(error) => {
+                let text = format!("{error:#}");
+                let (found, remedy) = text.rsplit_once("; ").unwrap_or((&text, "name another with --swap"));
+                findings.lack("swap", found, remedy);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_chosen_mode() {
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen(""), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! What the kernel must have.
+
+use anyhow::{anyhow, bail, Result};
+use pageout_uffd::{Features, Uffd};
+
+use crate::sys;
+
+/// What the engine is built on.
+pub const NEEDED: Features = Features::MOVE
+    .union(Features::POISON)
+    .union(Features::THREAD_ID)
+    .union(Features::EVENT_REMAP)
+    .union(Features::EVENT_REMOVE)
+    .union(Features::EVENT_UNMAP)
+    .union(Features::PAGEFAULT_FLAG_WP);
+
+/// Refuses a kernel that lacks something, or does not let this user have it.
+pub fn check() -> Result<()> {
+    match Uffd::supported() {
+        Ok(offered) => judge(offered, &sys::kernel_release()),
+        Err(error) => Err(anyhow!("{error}, or run \"pageout doctor\"")),
+    }
+}
+
+fn judge(offered: Features, release: &str) -> Result<()> {
+    let missing = NEEDED.difference(offered);
+    if !missing.is_empty() {
+        bail!("Linux {release} is too old: userfaultfd lacks {missing}; use Linux 6.8 or later");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_is_refused_with_the_reason() {
+        assert!(judge(NEEDED, "6.8.0").is_ok());
+        let error = judge(NEEDED.difference(Features::MOVE), "6.6.1").unwrap_err().to_string();
+        assert_eq!(error, "Linux 6.6.1 is too old: userfaultfd lacks MOVE; use Linux 6.8 or later");
+    }
+}

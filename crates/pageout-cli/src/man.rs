@@ -1,0 +1,206 @@
+//! `pageout man`: one page. Options come from the table that help comes from; the rest is said here.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::{Command, CommandFactory};
+use clap_mangen::roff::{bold, roman, Inline, Roff};
+use clap_mangen::Man;
+
+use crate::options::Options;
+
+/// Sections in plain words: a heading, then paragraphs.
+const SECTIONS: [(&str, &[&str]); 10] = [
+    (
+        "WHAT IS LIMITED",
+        &[
+            "Each process of the tree keeps at most the memory it is given resident; what does not fit of its anonymous \
+             memory goes to the swap devices and comes back when it is touched. Below 80 % of the limit a program runs as \
+             if pageout were not there.",
+            "What counts: all resident memory of the process as /proc/PID/status shows it (VmRSS), and the engine's own \
+             memory. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
+             go: files and libraries, shared memory, locked and executable memory, thread stacks, pages that a device \
+             has pinned. A limit below what cannot go is reported with that figure.",
+            "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \
+             as fast as it can, by 128 MiB while as many threads as there are CPUs do. What was worse is in \
+             resident_peak_bytes.",
+            "The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
+             into it (static, setuid, cleared environment), is said once for each program, or killed with --strict.",
+        ],
+    ),
+    (
+        "SWAP DEVICES",
+        &[
+            "PATH is a block device, an existing file, or a new one. A file must have mode 0600. An existing file or \
+             block device must be empty or carry the signature of mkswap(8), which is put back at the end; files are \
+             emptied at the end. A new file is made with mode 0600 and removed at the end; not in a directory that others \
+             can write: leave out --swap there, for a file without a name. mem is memory that counts for nobody's limit \
+             but the control group's.",
+            "size= is the most that is used; without it a file grows up to what its file system has free, less a \
+             reserve (the larger of 1 GiB and 5 %). pri= works as in swapon(8): higher is used first, equal ones in \
+             rotation, devices without it after the others in the order of their naming. discard gives freed room \
+             back at once, rotational keeps to ascending order for a disk that turns. Room is lent to processes by 64 \
+             MiB, the least size of a device.",
+            "A device that is full stops nothing: no more goes out, and the limit gives way. Data that cannot be read \
+             back raises SIGBUS where it is touched, never zeros.",
+        ],
+    ),
+    (
+        "PROCESSES",
+        &[
+            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work; each process has \
+             the limit for itself. A fork while pages are out may be slow, or fail with ENOMEM; the child goes on under \
+             an engine of its own.",
+            "pageout ends with the program and with its exit status. While other processes that the program left behind \
+             live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
+             SIGQUIT ends the wait, and they go on with the room that they have. Its standard input and output are \
+             closed as soon as the program runs.",
+            "Signals that are sent to pageout go on to the program. Those of the terminal (Ctrl-C, Ctrl-Z) reach both.",
+            "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \
+             so: it would read zeros otherwise.",
+        ],
+    ),
+    (
+        "HAZARDS",
+        &[
+            "Core dumps hold no memory that was swapped out: it reads as zeros there. /proc/PID/mem and ptrace(2), so \
+             gdb(1), get EIO for it; process_vm_readv(2) brings it in.",
+            "Memory lent to the kernel without a pin may show other data to its reader when it is swapped out \
+             meanwhile: vmsplice(2) is made a copy and SO_ZEROCOPY is refused for this reason; io_uring's SEND_ZC and \
+             direct I/O on network file systems are not noticed.",
+            "A process that becomes another user and then executes a program cannot reach the agent any more: that \
+             program runs outside the limit, and a line says so.",
+            "A process with an engine cannot unshare(CLONE_NEWUSER); engines start only when memory nears the limit. \
+             SIGKILL of pageout itself leaves the processes with the room that they have, and without new room.",
+        ],
+    ),
+    (
+        "STATISTICS",
+        &[
+            "--stats writes one JSON object: the totals under the names of /proc/vmstat where the thing is the same \
+             (pswpin, pswpout, swpin_zero, thp_swpin, ...), and an array processes with the same names for each process \
+             and its pid. Names that end in _bytes are bytes, others pages of 4 KiB or events. swpin, swpout and \
+             swpout_fallback are arrays by order (4 KiB, 8 KiB, ... 2 MiB); fault_ns and device_ns are histograms \
+             whose bucket n counts times from 2^n to 2^(n+1) ns. resident_peak_bytes and limit_bytes of the totals are \
+             the largest of all processes. processes_unlisted counts processes that are only in the totals.",
+        ],
+    ),
+    (
+        "EXIT STATUS",
+        &[
+            "That of the program; 128+N if signal N ended it; 125 if pageout failed, 126 if the program cannot be \
+             executed, 127 if it was not found. pageout doctor exits with 0 if pageout run would work, else with 1.",
+        ],
+    ),
+    (
+        "ENVIRONMENT",
+        &[
+            "PAGEOUT_MEMORY, PAGEOUT_SWAP (several with ; between them), PAGEOUT_SWAPIN, PAGEOUT_MAX_ORDER, \
+             PAGEOUT_STRICT, PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
+             a file.",
+            "TMPDIR: where the default swap file is made. PAGEOUT_AGENT_DIR: where the agent is unpacked; it must not \
+             be mounted noexec. PAGEOUT_AGENT: another agent, for those who work on it. XDG_RUNTIME_DIR, \
+             XDG_CACHE_HOME, XDG_CONFIG_HOME: as usual.",
+        ],
+    ),
+    (
+        "FILES",
+        &[
+            "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
+             repeated), swapin, max-order, strict and stats; # opens a comment.",
+            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent.",
+        ],
+    ),
+    (
+        "REQUIREMENTS",
+        &[
+            "Linux 6.8 or later, with read and write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, or \
+             CAP_SYS_PTRACE. pageout doctor says what is lacking.",
+        ],
+    ),
+    ("SEE ALSO", &["swapon(8), mkswap(8), userfaultfd(2), proc_vmstat(5), cgroups(7), ld.so(8)"]),
+];
+
+/// Writes the page.
+pub fn write(to: &mut dyn Write) -> Result<()> {
+    let mut command = Options::command();
+    command.build();
+    let man = Man::new(command.clone());
+    man.render_title(to)?;
+    man.render_name_section(to)?;
+    synopsis(to, &command)?;
+    man.render_description_section(to)?;
+    for verb in command.get_subcommands() {
+        if verb.get_name() == "run" {
+            section(to, "OPTIONS OF RUN", |page| options(page, verb))?;
+        }
+    }
+    for (heading, paragraphs) in SECTIONS {
+        section(to, heading, |page| {
+            for paragraph in paragraphs {
+                page.control("PP", []);
+                page.text([roman(*paragraph)]);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+fn section(to: &mut dyn Write, heading: &str, fill: impl FnOnce(&mut Roff)) -> io::Result<()> {
+    let mut page = Roff::new();
+    page.control("SH", [heading]);
+    fill(&mut page);
+    page.to_writer(to)
+}
+
+fn synopsis(to: &mut dyn Write, command: &Command) -> io::Result<()> {
+    section(to, "SYNOPSIS", |page| {
+        for verb in command.get_subcommands() {
+            let rest = match verb.get_name() {
+                "run" => " [OPTIONS] [--] COMMAND [ARG...]",
+                "doctor" => " [OPTIONS]",
+                "completions" => " SHELL",
+                _ => "",
+            };
+            page.text([bold(format!("pageout {}", verb.get_name())), roman(rest)]);
+            page.control("br", []);
+        }
+    })
+}
+
+fn options(page: &mut Roff, command: &Command) {
+    for option in command.get_arguments().filter(|argument| !argument.is_positional()) {
+        let mut line: Vec<Inline> = Vec::new();
+        if let Some(short) = option.get_short() {
+            line.extend([bold(format!("-{short}")), roman(", ")]);
+        }
+        line.push(bold(format!("--{}", option.get_long().unwrap_or_default())));
+        if option.get_action().takes_values() {
+            let names = option.get_value_names().unwrap_or_default();
+            line.push(roman(format!(" {}", names.join(" "))));
+        }
+        page.control("TP", []);
+        page.text(line);
+        page.text([roman(option.get_help().map(ToString::to_string).unwrap_or_default())]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_option_and_the_slack() {
+        let mut page = Vec::new();
+        write(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+        for word in
+            ["--memory", "--swap", "--swapin", "--max-order", "--strict", "--stats", "--config", "--dry-run"]
+        {
+            assert!(page.contains(word), "{word}");
+        }
+        for word in ["64 MiB", "128 MiB", "vmsplice", "Core dumps", "fork"] {
+            assert!(page.contains(word), "{word}");
+        }
+    }
+}

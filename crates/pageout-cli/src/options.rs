@@ -1,0 +1,90 @@
+//! The command line: what there is to say, not what it means. One table makes help, manual and completions.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+/// Run programs in less memory than they need
+#[derive(Debug, Parser)]
+#[command(name = "pageout", version, disable_help_subcommand = true, max_term_width = 100)]
+pub struct Options {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run a program in less memory than it needs
+    Run(RunOptions),
+    /// Say what this kernel and user may do, with the line that mends each lack
+    Doctor(SettingOptions),
+    /// Write the completions for a shell to standard output
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual page to standard output
+    Man,
+}
+
+/// `pageout run`.
+#[derive(Debug, Args)]
+pub struct RunOptions {
+    #[command(flatten)]
+    pub settings: SettingOptions,
+
+    /// Say what would be done, and do nothing
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+
+    /// Say more; twice: much more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Say errors only
+    #[arg(short, long, action = clap::ArgAction::Count, conflicts_with = "verbose")]
+    pub quiet: u8,
+
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+/// What can also stand in the environment and in a file. Kept as text: it is read where it is known where it came
+/// from, so that a message can say that.
+#[derive(Debug, Default, Args)]
+pub struct SettingOptions {
+    /// Resident memory that each process may keep: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
+    /// or max [default: 80%]
+    #[arg(short, long, value_name = "SIZE")]
+    pub memory: Option<String>,
+
+    /// Where pages go; may be repeated. PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
+    /// [default: an unlinked file in $TMPDIR, else in the working directory]
+    #[arg(short, long, value_name = "SPEC")]
+    pub swap: Vec<String>,
+
+    /// Whether huge pages come back whole: auto, always, madvise or never [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub swapin: Option<String>,
+
+    /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
+    #[arg(long, value_name = "N")]
+    pub max_order: Option<String>,
+
+    /// Kill a descendant that pageout cannot be preloaded into, instead of saying so once
+    #[arg(long)]
+    pub strict: bool,
+
+    /// At exit write the counters to FILE as JSON; - is standard error, as a table
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<String>,
+
+    /// Read settings from FILE [default: /etc/pageout.conf, then ~/.config/pageout.conf]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}

@@ -1,0 +1,261 @@
+//! The program to run: where it is, and whether a library can be preloaded into it. Reads files, runs nothing.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::sys::{self, FileSystem};
+
+/// Exit status for a program that is there but cannot be run.
+pub const NOT_EXECUTABLE: i32 = 126;
+/// Exit status for a program that is not there.
+pub const NOT_FOUND: i32 = 127;
+/// Exit status for our own failures.
+pub const FAILED: i32 = 125;
+
+/// Why a program is not run.
+#[derive(Debug)]
+pub struct Refused {
+    /// Our exit status.
+    pub status: i32,
+    line: String,
+}
+
+impl Refused {
+    /// With an exit status and a line for the user.
+    pub fn new(status: i32, line: String) -> Self {
+        Self { status, line }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Why a library cannot be preloaded into a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// No interpreter: nothing loads libraries.
+    Static,
+    /// Another class or machine than ours.
+    Foreign,
+    /// Gains another user or group: the loader ignores preloading.
+    SetId,
+    /// Gains capabilities: the same.
+    Capabilities,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Static => "statically linked",
+            Self::Foreign => "for another machine than this 64-bit one",
+            Self::SetId => "setuid or setgid",
+            Self::Capabilities => "with file capabilities",
+        })
+    }
+}
+
+impl Obstacle {
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Static => "use a dynamically linked build",
+            Self::Foreign => "use a 64-bit build for this machine",
+            Self::SetId => "run a copy without these bits, or run it as its owner",
+            Self::Capabilities => "run a copy without them",
+        }
+    }
+}
+
+/// Finds `name` as `execvp` would and checks that it can be preloaded.
+pub fn resolve(name: &OsStr) -> Result<PathBuf, Refused> {
+    let shown = Path::new(name).display();
+    let path = find(name)?;
+    match obstacle(&path) {
+        Ok(None) => Ok(path),
+        Ok(Some((file, obstacle))) => {
+            let which =
+                if file == path { format!("{shown}") } else { format!("{shown}: {}", file.display()) };
+            let line = format!("{which}: {obstacle}, so pageout cannot be preloaded; {}", obstacle.remedy());
+            Err(Refused::new(FAILED, line))
+        }
+        // What cannot be read may still be run, and then nobody can tell what it is.
+        Err(error) => {
+            let why = sys::reason(&error);
+            let line =
+                format!("{shown}: cannot be read, so it cannot be checked: {why}; run a readable copy");
+            Err(Refused::new(NOT_EXECUTABLE, line))
+        }
+    }
+}
+
+fn find(name: &OsStr) -> Result<PathBuf, Refused> {
+    let shown = Path::new(name).display();
+    let not_found = || Refused::new(NOT_FOUND, format!("{shown}: not found; check its name and PATH"));
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match executable(&path) {
+            Ok(()) => Ok(path),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Err(not_found())
+            }
+            Err(error) => Err(not_executable(name, &path, &error)),
+        };
+    }
+    if name.is_empty() {
+        return Err(not_found());
+    }
+    let mut refusal = None;
+    let search = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    for directory in env::split_paths(&search) {
+        // An empty element is the working directory.
+        let directory = if directory.as_os_str().is_empty() { Path::new(".").into() } else { directory };
+        let path = directory.join(name);
+        match executable(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                refusal.get_or_insert_with(|| not_executable(name, &path, &error));
+            }
+            Err(_) => {}
+        }
+    }
+    Err(refusal.unwrap_or_else(not_found))
+}
+
+fn not_executable(name: &OsStr, path: &Path, error: &std::io::Error) -> Refused {
+    let (name, shown) = (Path::new(name).display(), path.display());
+    let line = match error.kind() {
+        _ if path.is_dir() => format!("{name}: is a directory; name a program"),
+        ErrorKind::PermissionDenied => format!("{name}: not executable; chmod +x {shown} if it is a program"),
+        _ => format!("{name}: {}; name a program", sys::reason(error)),
+    };
+    Refused::new(NOT_EXECUTABLE, line)
+}
+
+fn executable(path: &Path) -> std::io::Result<()> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    sys::may_access(path, libc::X_OK)
+}
+
+/// The file that stands in the way of preloading, if one does: the program, or the interpreter of a script.
+pub fn obstacle(path: &Path) -> std::io::Result<Option<(PathBuf, Obstacle)>> {
+    /// As many as the kernel follows.
+    const INTERPRETERS: usize = 5;
+    let mut path = path.to_owned();
+    for _ in 0..INTERPRETERS {
+        let file = File::open(&path)?;
+        let mut head = [0; 256];
+        let len = file.read_at(&mut head, 0)?;
+        let head = &head[..len];
+        if let Some(line) = head.strip_prefix(b"#!") {
+            match interpreter(line) {
+                Some(next) => path = next,
+                None => return Ok(None),
+            }
+            continue;
+        }
+        if !head.starts_with(b"\x7fELF") {
+            // Not for us to say: exec refuses it, or hands it to the shell.
+            return Ok(None);
+        }
+        let found = gains_privileges(&path, &file)?.or(elf_obstacle(&file, head)?);
+        return Ok(found.map(|obstacle| (path, obstacle)));
+    }
+    Ok(None)
+}
+
+/// The interpreter that a `#!` line names.
+fn interpreter(line: &[u8]) -> Option<PathBuf> {
+    let line = line.split(|byte| *byte == b'\n').next()?;
+    let word = line.split(|byte| b" \t\r".contains(byte)).find(|word| !word.is_empty())?;
+    Some(PathBuf::from(OsStr::from_bytes(word)))
+}
+
+/// What makes the kernel start a program in secure mode, where LD_PRELOAD is ignored.
+fn gains_privileges(path: &Path, file: &File) -> std::io::Result<Option<Obstacle>> {
+    if sys::no_new_privs() || FileSystem::of(path)?.has(libc::ST_NOSUID) {
+        return Ok(None);
+    }
+    let about = file.metadata()?;
+    let (uid, gid) = sys::real_ids();
+    let setuid = about.mode() & libc::S_ISUID != 0 && about.uid() != uid;
+    // Without the group's execute bit setgid means something else.
+    let setgid_bits = libc::S_ISGID | libc::S_IXGRP;
+    let setgid = about.mode() & setgid_bits == setgid_bits && about.gid() != gid;
+    if setuid || setgid {
+        return Ok(Some(Obstacle::SetId));
+    }
+    let capabilities = uid != 0 && sys::has_xattr(path, c"security.capability");
+    Ok(capabilities.then_some(Obstacle::Capabilities))
+}
+
+/// What an ELF file's headers tell.
+fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
+    const CLASS_64: u8 = 2;
+    const LITTLE_ENDIAN: u8 = 1;
+    const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    const PT_INTERP: u32 = 3;
+    let u16_at = |at: usize| head.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    let u64_at =
+        |at: usize| head.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
+    if head.get(4..6) != Some(&[CLASS_64, LITTLE_ENDIAN]) || u16_at(18) != Some(MACHINE) {
+        return Ok(Some(Obstacle::Foreign));
+    }
+    let (Some(offset), Some(size), Some(count)) = (u64_at(32), u16_at(54), u16_at(56)) else {
+        return Ok(Some(Obstacle::Foreign));
+    };
+    for index in 0..u64::from(count) {
+        let mut kind = [0; 4];
+        file.read_exact_at(&mut kind, offset.saturating_add(index * u64::from(size)))?;
+        if u32::from_le_bytes(kind) == PT_INTERP {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Obstacle::Static))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn reads_script_lines() {
+        let path = |line: &str| interpreter(line.as_bytes());
+        assert_eq!(path("/bin/sh\necho"), Some("/bin/sh".into()));
+        assert_eq!(path(" \t/usr/bin/env -S x\n"), Some("/usr/bin/env".into()));
+        assert_eq!(path("/bin/sh\r\n"), Some("/bin/sh".into()));
+        assert_eq!(path("\n/bin/sh"), None);
+        assert_eq!(path(""), None);
+    }
+
+    #[test]
+    fn tells_dynamic_from_foreign_programs() {
+        let myself = env::current_exe().unwrap();
+        assert_eq!(obstacle(&myself).unwrap(), None);
+        let path = env::temp_dir().join(format!("pageout-elf-{}", std::process::id()));
+        let mut bytes = fs::read(&myself).unwrap()[..4096].to_vec();
+        bytes[4] = 1;
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Foreign)));
+        // No program headers at all: static.
+        bytes[4] = 2;
+        bytes[56..58].fill(0);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Static)));
+        fs::write(&path, &bytes[..20]).unwrap();
+        assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Foreign)));
+        fs::remove_file(&path).unwrap();
+    }
+}

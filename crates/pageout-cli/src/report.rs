@@ -1,0 +1,269 @@
+//! The counters of a run: kept from processes that ended, added up, written as JSON or as a table.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use anyhow::{anyhow, bail, Result};
+use pageout::stats::{Stats, MAX_ORDER};
+use serde_json::{json, Map, Value};
+
+use crate::size::Bytes;
+use crate::sys;
+
+/// Processes that are listed one by one; what others did is in the totals.
+const LISTED: usize = 1024;
+
+/// Counters whose total is the largest of them, not the sum: the processes had their peaks at different times, and
+/// each has the limit for itself.
+const LARGEST: [&str; 3] = ["resident_peak_bytes", "limit_bytes", "active"];
+
+/// One process's counters, or the sum of many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counters {
+    plain: Vec<(&'static str, u64)>,
+    lists: Vec<(&'static str, Vec<u64>)>,
+}
+
+impl Counters {
+    /// What a page of counters says now. The process that it belongs to is `pid`, whatever the page says.
+    pub fn of(stats: &Stats, pid: i32) -> Self {
+        let load = |list: &[AtomicU64]| list.iter().map(|counter| counter.load(Relaxed)).collect();
+        let named = |(name, value)| (name, if name == "pid" { pid as u64 } else { value });
+        Self {
+            plain: stats.counters().map(named).collect(),
+            lists: vec![
+                ("swpin", load(&stats.swpin)),
+                ("swpout", load(&stats.swpout)),
+                ("swpout_fallback", load(&stats.swpout_fallback)),
+                ("fault_ns", load(&stats.fault_ns)),
+                ("device_ns", load(&stats.device_ns)),
+            ],
+        }
+    }
+
+    /// Adds those of another process.
+    fn add(&mut self, other: &Self) {
+        for ((name, sum), (_, value)) in self.plain.iter_mut().zip(&other.plain) {
+            match *name {
+                "pid" => {}
+                name if LARGEST.contains(&name) => *sum = (*sum).max(*value),
+                _ => *sum = sum.saturating_add(*value),
+            }
+        }
+        for ((_, sums), (_, values)) in self.lists.iter_mut().zip(&other.lists) {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.saturating_add(*value));
+        }
+    }
+
+    fn json(&self) -> Map<String, Value> {
+        let plain = self.plain.iter().map(|(name, value)| (name.to_string(), json!(value)));
+        let lists = self.lists.iter().map(|(name, values)| (name.to_string(), json!(values)));
+        plain.chain(lists).collect()
+    }
+}
+
+/// The counters of all processes that ended.
+#[derive(Debug)]
+pub struct Report {
+    total: Counters,
+    listed: Vec<Counters>,
+    unlisted: u64,
+}
+
+impl Report {
+    /// Without processes: `zero` is a page of counters that nobody counted in.
+    pub fn new(zero: &Stats, limit_bytes: u64) -> Self {
+        zero.limit_bytes.store(limit_bytes, Relaxed);
+        Self { total: Counters::of(zero, 0), listed: Vec::new(), unlisted: 0 }
+    }
+
+    /// The program that the run is for: its number stands in the totals.
+    pub fn set_main(&mut self, pid: i32) {
+        self.total.plain.iter_mut().filter(|(name, _)| *name == "pid").for_each(|(_, v)| *v = pid as u64);
+    }
+
+    /// Keeps the counters of a process.
+    pub fn keep(&mut self, counters: Counters) {
+        self.total.add(&counters);
+        if self.listed.len() < LISTED {
+            self.listed.push(counters);
+        } else {
+            self.unlisted += 1;
+        }
+    }
+
+    /// Writes it, whole or not at all.
+    pub fn write(&self, place: Place) -> Result<()> {
+        let (shown, written) = match place {
+            Place::StandardError => {
+                let _ = io::stderr().write_all(self.table().as_bytes());
+                return Ok(());
+            }
+            Place::Stream(path, mut file) => (path, file.write_all(self.json().as_bytes())),
+            Place::File(path) => {
+                let written = write_whole(&path, self.json().as_bytes());
+                (path, written)
+            }
+        };
+        written.map_err(|e| complaint(&shown, &e))
+    }
+
+    fn json(&self) -> String {
+        let mut object = self.total.json();
+        let processes = self.listed.iter().map(|counters| Value::Object(counters.json())).collect();
+        object.insert("processes".into(), Value::Array(processes));
+        object.insert("processes_unlisted".into(), json!(self.unlisted));
+        let mut text =
+            serde_json::to_string_pretty(&Value::Object(object)).expect("maps of numbers are JSON");
+        text.push('\n');
+        text
+    }
+
+    fn table(&self) -> String {
+        let mut text = String::new();
+        let processes = self.listed.len() as u64 + self.unlisted;
+        let _ = writeln!(text, "{processes:>14}  processes");
+        for (name, value) in self.total.plain.iter().filter(|(_, value)| *value != 0) {
+            let _ = match (name.ends_with("_bytes"), *value) {
+                (true, u64::MAX) => writeln!(text, "{:>14}  {name}", "max"),
+                (true, bytes) => writeln!(text, "{:>14}  {name}", Bytes(bytes).to_string()),
+                (false, count) => writeln!(text, "{count:>14}  {name}"),
+            };
+        }
+        for (name, values) in self.total.lists.iter().filter(|(_, values)| values.iter().any(|v| *v != 0)) {
+            if values.len() == MAX_ORDER + 1 {
+                for (order, value) in values.iter().enumerate().filter(|(_, value)| **value != 0) {
+                    let _ = writeln!(text, "{value:>14}  {name} of {}", Bytes(4096 << order));
+                }
+            } else {
+                for (label, part) in [("p50", 50), ("p99", 99)] {
+                    let _ = writeln!(text, "{:>14}  {name} {label}, at most", percentile(values, part));
+                }
+            }
+        }
+        text
+    }
+}
+
+/// The upper bound of the bucket that the given part of a hundred of all values is below.
+fn percentile(buckets: &[u64], part: u64) -> u64 {
+    let wanted = buckets.iter().sum::<u64>().saturating_mul(part).div_ceil(100);
+    let mut seen = 0;
+    let bucket = buckets.iter().position(|count| {
+        seen += count;
+        seen >= wanted
+    });
+    2u64.saturating_pow(bucket.unwrap_or(0) as u32 + 1)
+}
+
+/// Where a report goes.
+#[derive(Debug)]
+pub enum Place {
+    /// As a table.
+    StandardError,
+    /// A pipe or terminal: there is nothing to replace.
+    Stream(PathBuf, File),
+    /// A file that is replaced as a whole.
+    File(PathBuf),
+}
+
+impl Place {
+    /// The place that `--stats` names. Complains now about what would go wrong at the end, when the program has
+    /// done its work.
+    pub fn of(path: PathBuf) -> Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::StandardError);
+        }
+        match fs::metadata(&path) {
+            Ok(about) if about.is_dir() => {
+                bail!("--stats {}: is a directory; name a file in it", path.display())
+            }
+            Ok(about) if !about.is_file() => match File::options().write(true).open(&path) {
+                Ok(file) => Ok(Self::Stream(path, file)),
+                Err(error) => Err(complaint(&path, &error)),
+            },
+            _ => match sys::may_access(parent_of(&path), libc::W_OK) {
+                Ok(()) => Ok(Self::File(path)),
+                Err(error) => Err(complaint(&path, &error)),
+            },
+        }
+    }
+}
+
+fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
+    anyhow!("--stats {}: {}; name a file that can be written", path.display(), sys::reason(error))
+}
+
+fn parent_of(place: &Path) -> &Path {
+    place.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+fn write_whole(place: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = place.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, place));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats() -> sys::Mapping {
+        let len = pageout::stats::STATS_BYTES;
+        sys::Mapping::of(&sys::memfd(c"test", len as u64, true).unwrap(), len).unwrap()
+    }
+
+    #[test]
+    fn adds_up_what_happened_and_takes_the_largest_of_what_is() {
+        let page = stats();
+        let mut report = Report::new(page.stats(), 1 << 30);
+        report.set_main(7);
+        for (pid, out, peak) in [(7, 10, 300), (8, 5, 200)] {
+            page.stats().pswpout.store(out, Relaxed);
+            page.stats().resident_peak_bytes.store(peak, Relaxed);
+            page.stats().swpout[9].store(out, Relaxed);
+            page.stats().fault_ns[4].store(1, Relaxed);
+            report.keep(Counters::of(page.stats(), pid));
+        }
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!(json["pswpout"], 15);
+        assert_eq!(json["resident_peak_bytes"], 300);
+        assert_eq!(json["limit_bytes"], 1 << 30);
+        assert_eq!(json["pid"], 7);
+        assert_eq!(json["swpout"][9], 15);
+        assert_eq!(json["fault_ns"][4], 2);
+        assert_eq!(json["processes"][1]["pid"], 8);
+        assert_eq!(json["processes"][1]["pswpout"], 5);
+        let table = report.table();
+        assert!(table.contains("             2  processes\n"), "{table}");
+        assert!(table.contains("            15  swpout of 2M\n"), "{table}");
+        assert!(table.contains("            1G  limit_bytes\n"), "{table}");
+        assert!(table.contains("            32  fault_ns p99, at most\n"), "{table}");
+    }
+
+    #[test]
+    fn lists_a_bounded_number_of_processes() {
+        let page = stats();
+        let mut report = Report::new(page.stats(), u64::MAX);
+        page.stats().pgfault.store(1, Relaxed);
+        (0..LISTED as i32 + 3).for_each(|pid| report.keep(Counters::of(page.stats(), pid)));
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!(json["processes"].as_array().unwrap().len(), LISTED);
+        assert_eq!(json["processes_unlisted"], 3);
+        assert_eq!(json["pgfault"], LISTED + 3);
+    }
+
+    #[test]
+    fn percentiles_are_upper_bounds() {
+        assert_eq!(percentile(&[0, 99, 0, 1], 50), 4);
+        assert_eq!(percentile(&[0, 98, 0, 2], 99), 16);
+    }
+}

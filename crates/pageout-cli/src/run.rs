@@ -1,0 +1,162 @@
+//! `pageout run`: starts the program with the agent preloaded, serves its processes, ends as it ends.
+//!
+//! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
+//! of signals while it lives: those that a process sends to us go on to the program; those that the kernel sends to
+//! the whole group (Ctrl-C) reach it without us. When it has ended and other processes of the tree live on (daemons),
+//! we stay to serve them, for without us their limit would be gone; a signal ends us then.
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use pageout::wire::{DeviceSettings, Settings, DEVICES, ENV_RUN};
+
+use crate::agent;
+use crate::config::Config;
+use crate::device::Device;
+use crate::kernel;
+use crate::options::RunOptions;
+use crate::program::{self, Refused, NOT_EXECUTABLE, NOT_FOUND};
+use crate::report::Place;
+use crate::say;
+use crate::serve::Server;
+use crate::size::Bytes;
+use crate::spec::Spec;
+use crate::strays::Strays;
+use crate::sys::{self, Signals};
+
+/// Signals that end a program. When there is none left to end they end us.
+const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+/// Other signals that are the program's affair; those of real time are as well. Not those of job control: the
+/// terminal stops the whole group, and we must stop with it for the shell to notice.
+const OTHERS: [i32; 5] = [libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, libc::SIGWINCH, libc::SIGCONT];
+
+/// How long the keepers of ended processes may take to say what they have to say.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs the program; our exit status.
+pub fn run(options: &RunOptions) -> Result<i32> {
+    let config = Config::resolve(&options.settings)?;
+    let program = program::resolve(&options.command[0])?;
+    let specs = match config.swap.as_slice() {
+        [] => &[Spec::unnamed()],
+        specs if specs.len() > DEVICES => bail!("--swap: {} devices; takes at most {DEVICES}", specs.len()),
+        specs => specs,
+    };
+    let place = config.stats.clone().map(Place::of).transpose()?;
+    if options.dry_run {
+        return dry_run(&config, specs, &program);
+    }
+    let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));
+    let devices = devices.collect::<Result<Vec<_>>>()?;
+    kernel::check()?;
+    let agent = agent::ready(false)?;
+    let settings = settings(&config, &devices);
+    let mut server = Server::start(devices, settings)?;
+
+    let watched: Vec<i32> = ENDING.into_iter().chain(OTHERS).chain([libc::SIGCHLD]).collect();
+    let signals = Signals::block(&watched).context("signals")?;
+    sys::become_subreaper().context("subreaper")?;
+    // A process of the tree takes three descriptors here.
+    let open_files = sys::raise_limit(libc::RLIMIT_NOFILE);
+    let mut command = Command::new(&program);
+    command
+        .arg0(&options.command[0])
+        .args(&options.command[1..])
+        .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
+        .env(ENV_RUN, server.socket_path());
+    signals.restore_in(&mut command, open_files);
+    let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
+    // A reader of the program's output must see its end when the program ends, not when we do.
+    sys::let_go_of_standard_streams();
+
+    server.report().set_main(main);
+    let status = look_after(main, &signals, &mut server, Strays::new(config.strict))?;
+    server.close();
+    if let Some(place) = place {
+        server.report().write(place)?;
+    }
+    Ok(status)
+}
+
+/// Serves until the program has ended, and those that it left; its exit status.
+fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Strays) -> Result<i32> {
+    let mut ended: Option<(i32, Instant)> = None;
+    let mut said = false;
+    loop {
+        let patience = ended.map(|(_, at)| (at + LAST_WORDS).saturating_duration_since(Instant::now()));
+        if let (Some((status, _)), Some(patience)) = (ended, patience) {
+            let living = server.has_living();
+            if server.is_idle() || (!living && patience.is_zero()) {
+                return Ok(status);
+            }
+            if living && !said {
+                say::info("the program has ended; staying for the processes that it left");
+                said = true;
+            }
+        }
+        // Once the last words are due, those who stay decide how long.
+        let patience = patience.filter(|patience| !patience.is_zero());
+        let timeout = patience.into_iter().chain([strays.due_in()]).min();
+        server.serve(signals.as_fd(), timeout).context("serving")?;
+        while let Some(signal) = signals.next() {
+            match (signal.number, ended) {
+                (libc::SIGCHLD, _) => {}
+                (number, None) if signal.from_process => sys::kill(main, number),
+                (number, Some((status, _))) if ENDING.contains(&number) => return Ok(status),
+                _ => {}
+            }
+        }
+        while let Some((pid, status)) = sys::reap() {
+            if pid == main {
+                ended = Some((status, Instant::now()));
+            }
+        }
+        if strays.due_in().is_zero() {
+            strays.look(&server.known());
+        }
+    }
+}
+
+fn settings(config: &Config, devices: &[Device]) -> Settings {
+    let mut device = [DeviceSettings::default(); DEVICES];
+    device.iter_mut().zip(devices).for_each(|(to, from)| *to = from.settings);
+    Settings {
+        limit_bytes: config.limit_bytes,
+        swapin: config.swapin,
+        max_order: config.max_order,
+        log_level: say::level(),
+        devices: devices.len() as u32,
+        device,
+    }
+}
+
+fn not_started(program: &Path, error: &std::io::Error) -> Refused {
+    let shown = program.display();
+    match error.kind() {
+        // It is there, so it is what runs it that is not.
+        ErrorKind::NotFound => {
+            Refused::new(NOT_FOUND, format!("{shown}: its interpreter was not found; check its first line"))
+        }
+        _ => Refused::new(NOT_EXECUTABLE, format!("{shown}: {}; name a program", sys::reason(error))),
+    }
+}
+
+fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
+    kernel::check()?;
+    println!("program  {}", program.display());
+    match config.limit_bytes {
+        u64::MAX => println!("memory   max"),
+        bytes => println!("memory   {}", Bytes(bytes)),
+    }
+    for spec in specs {
+        let (name, size) = Device::plan(spec)?;
+        println!("swap     {name}, up to {size}");
+    }
+    println!("agent    {}", agent::ready(true)?.display());
+    Ok(0)
+}

@@ -1,0 +1,60 @@
+//! Lines for the user, on standard error. Any thread; the level is set once, before anything is said.
+
+use std::fmt;
+use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// How much a line matters; the numbers are those of the `Log` message of keepers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Something failed. Always said.
+    Error = 0,
+    /// Something is not as asked. Not said with `-q`.
+    Warning = 1,
+    /// What was done. Said with `-v`.
+    Info = 2,
+    /// How. Said with `-vv`.
+    Debug = 3,
+}
+
+static LEVEL: AtomicU32 = AtomicU32::new(Level::Warning as u32);
+
+/// From `-v` and `-q`, counted: the largest level that is said.
+pub fn set_level(verbose: u8, quiet: u8) {
+    let level = (Level::Warning as i32 + i32::from(verbose) - i32::from(quiet)).clamp(0, Level::Debug as i32);
+    LEVEL.store(level as u32, Relaxed);
+}
+
+/// The largest level that is said.
+pub fn level() -> u32 {
+    LEVEL.load(Relaxed)
+}
+
+/// Says one line, `pageout: ` in front. A standard error that is closed or full is nobody's concern.
+pub fn say(level: u32, line: impl fmt::Display) {
+    if level <= self::level() {
+        // One write, so that lines of several processes do not mix.
+        let line = format!("pageout: {line}\n");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Says an error.
+pub fn error(line: impl fmt::Display) {
+    say(Level::Error as u32, line);
+}
+
+/// Says a warning.
+pub fn warning(line: impl fmt::Display) {
+    say(Level::Warning as u32, line);
+}
+
+/// Says what was done.
+pub fn info(line: impl fmt::Display) {
+    say(Level::Info as u32, line);
+}
+
+/// Says how it was done.
+pub fn debug(line: impl fmt::Display) {
+    say(Level::Debug as u32, line);
+}

@@ -1,0 +1,448 @@
+//! The server of a run: gives each process its settings and trunks, and looks after what it leaves.
+//!
+//! One thread, one `poll`. A connection is a keeper's life sign. When it ends, what it was lent goes back, except
+//! while the process may still use it or wait for it: then the server holds on, the userfaultfd included, until the
+//! process has gone. Giving the userfaultfd up earlier would let the process read zeros where its data was.
+//!
+//! Never waits for a process: sends and receives do not block, so one that is stopped stops nobody else.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, Context, Result};
+use pageout::stats::STATS_BYTES;
+use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
+
+use crate::device::Device;
+use crate::directory;
+use crate::report::{Counters, Report};
+use crate::say;
+use crate::size::Bytes;
+use crate::sys::{self, Mapping, PidFd};
+use crate::tree::{self, Process};
+use crate::trunks::Trunks;
+
+/// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
+const GRACE: Duration = Duration::from_secs(1);
+/// `Bye`: the program executed another one, or the keeper steps aside and nothing is out. Nothing is missed then.
+const BYE_EXEC: u64 = 1;
+const BYE_STOP: u64 = 2;
+const BYE_ASIDE: u64 = 3;
+
+/// The server.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    /// False while no more connections can be taken; then the ones that wait, wait.
+    accepting: bool,
+    connections: Vec<Connection>,
+    leaving: Vec<Leaving>,
+    /// Processes whose keeper stepped aside on purpose: number and start.
+    aside: Vec<(i32, u64)>,
+    devices: Vec<(Device, Trunks)>,
+    settings: Settings,
+    report: Report,
+}
+
+/// The socket and its name, which goes when it goes.
+#[derive(Debug)]
+struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A keeper that is there.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    /// Number of the process at the other end, as the kernel knows it.
+    peer: i32,
+    /// Set by `Hello`.
+    client: Option<Client>,
+    /// Reason of the `Bye`, if it came.
+    bye: Option<u64>,
+}
+
+/// A process that is served.
+#[derive(Debug)]
+struct Client {
+    pid: i32,
+    name: String,
+    /// None if it had ended already when it said hello.
+    pidfd: Option<PidFd>,
+    stats: Mapping,
+    /// (device, trunk).
+    lent: Vec<(usize, u64)>,
+    /// The registration of its memory, from `Holding` on.
+    held: Option<OwnedFd>,
+}
+
+impl Client {
+    fn has_ended(&self) -> bool {
+        self.pidfd.as_ref().is_none_or(PidFd::has_ended)
+    }
+}
+
+/// A process that has no keeper any more and has not ended yet.
+#[derive(Debug)]
+struct Leaving {
+    client: Client,
+    /// When it is taken for stranded; none when it was killed already.
+    deadline: Option<Instant>,
+}
+
+/// What the server waits for, in the order in which `poll` is asked.
+enum Watched {
+    Listener,
+    Connection(usize),
+    Leaving,
+}
+
+impl Server {
+    /// A server that listens in the user's runtime directory.
+    pub fn start(devices: Vec<Device>, settings: Settings) -> Result<Self> {
+        let listener = listen()?;
+        let page = new_stats().context("counters")?.1;
+        let devices = devices.into_iter().map(|device| {
+            let trunks = Trunks::new(device.trunks);
+            (device, trunks)
+        });
+        Ok(Self {
+            listener,
+            accepting: true,
+            connections: Vec::new(),
+            leaving: Vec::new(),
+            aside: Vec::new(),
+            devices: devices.collect(),
+            report: Report::new(page.stats(), settings.limit_bytes),
+            settings,
+        })
+    }
+
+    /// What processes find in PAGEOUT_RUN.
+    pub fn socket_path(&self) -> &Path {
+        &self.listener.path
+    }
+
+    /// The counters so far; whole once nobody is served any more.
+    pub fn report(&mut self) -> &mut Report {
+        &mut self.report
+    }
+
+    /// Processes that are accounted for: those that are served or need not be, and their keepers.
+    pub fn known(&mut self) -> HashSet<i32> {
+        self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
+        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
+        let clients = clients.chain(self.leaving.iter().map(|l| &l.client)).map(|client| client.pid);
+        let keepers = self.connections.iter().map(|connection| connection.peer);
+        clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
+    }
+
+    /// Whether a process that has not ended is served.
+    pub fn has_living(&self) -> bool {
+        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
+        clients.chain(self.leaving.iter().map(|l| &l.client)).any(|client| !client.has_ended())
+    }
+
+    /// Whether anybody is connected, or not yet gone.
+    pub fn is_idle(&self) -> bool {
+        self.connections.is_empty() && self.leaving.is_empty()
+    }
+
+    /// Serves until `others` has something to read, or `timeout`; true if `others` has.
+    pub fn serve(&mut self, others: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+        let now = Instant::now();
+        let judgement = self.leaving.iter().filter_map(|l| l.deadline).min();
+        let judgement = judgement.map(|at| at.saturating_duration_since(now));
+        let timeout = timeout.into_iter().chain(judgement).min();
+
+        let mut watched = vec![(others, libc::POLLIN)];
+        let mut what = Vec::new();
+        if self.accepting {
+            watched.push((self.listener.socket.as_fd(), libc::POLLIN));
+            what.push(Watched::Listener);
+        }
+        for (index, connection) in self.connections.iter().enumerate() {
+            watched.push((connection.socket.as_fd(), libc::POLLIN));
+            what.push(Watched::Connection(index));
+        }
+        for pidfd in self.leaving.iter().filter_map(|l| l.client.pidfd.as_ref()) {
+            watched.push((pidfd.as_fd(), libc::POLLIN));
+            what.push(Watched::Leaving);
+        }
+        let ready = sys::poll(&watched, timeout)?;
+
+        let mut ended = Vec::new();
+        let mut accept = false;
+        for (watched, _) in what.iter().zip(&ready[1..]).filter(|(_, ready)| **ready != 0) {
+            match watched {
+                Watched::Listener => accept = true,
+                Watched::Connection(index) => {
+                    if !self.hear(*index) {
+                        ended.push(*index);
+                    }
+                }
+                Watched::Leaving => {}
+            }
+        }
+        // From the last to the first, so that the numbers stay right.
+        for index in ended.into_iter().rev() {
+            let connection = self.connections.swap_remove(index);
+            self.part_from(connection);
+        }
+        self.judge_leaving();
+        if accept {
+            self.accept();
+        }
+        Ok(ready[0] != 0)
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let socket = match sys::accept_on(self.listener.socket.as_fd()) {
+                Ok(socket) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+                {
+                    self.accepting = false;
+                    say::warning(format_args!(
+                        "{} processes served, no more for now: {}; raise the limit of open files (ulimit -n)",
+                        self.connections.len(),
+                        sys::reason(&error)
+                    ));
+                    return;
+                }
+                Err(_) => continue,
+            };
+            let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
+            let me = std::process::id() as i32;
+            if uid == sys::euid() || tree::descends_from(peer, me) {
+                self.connections.push(Connection { socket, peer, client: None, bye: None });
+            } else {
+                say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
+            }
+        }
+    }
+
+    /// Reads what a keeper says; false when the connection is over.
+    fn hear(&mut self, index: usize) -> bool {
+        loop {
+            let mut message = Message::new(Kind::Bye, 0, 0, 0);
+            let socket = self.connections[index].socket.as_fd();
+            let (len, fds) = match sys::receive(socket, message.as_bytes_mut()) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return false,
+            };
+            if len == 0 {
+                return false;
+            }
+            let kind = Kind::from_raw(message.kind).filter(|_| len == size_of::<Message>());
+            if let Err(error) = self.answer(index, kind, &message, fds) {
+                let peer = self.connections[index].peer;
+                match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+                    // It ended before it had its answer.
+                    Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+                    _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),
+                }
+                return false;
+            }
+            if kind == Some(Kind::Bye) {
+                return false;
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        index: usize,
+        kind: Option<Kind>,
+        message: &Message,
+        fds: Vec<OwnedFd>,
+    ) -> Result<()> {
+        let connection = &mut self.connections[index];
+        match (kind, &mut connection.client) {
+            (Some(Kind::Hello), None) => {
+                if message.c != VERSION {
+                    return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
+                }
+                let (client, page) = welcome(message, connection.peer)?;
+                let files =
+                    [page.as_fd()].into_iter().chain(self.devices.iter().map(|(d, _)| d.file.as_fd()));
+                let files: Vec<_> = files.collect();
+                sys::send(connection.socket.as_fd(), Message::welcome(&self.settings).as_bytes(), &files)?;
+                say::debug(format_args!("{} ({}): served", client.pid, client.name));
+                connection.client = Some(client);
+            }
+            (Some(Kind::Lease), Some(client)) => {
+                let device = device_of(message, self.devices.len())?;
+                let trunk = self.devices[device].1.lend();
+                client.lent.extend(trunk.map(|trunk| (device, trunk)));
+                let answer = Message::new(Kind::Leased, device as u64, trunk.unwrap_or(NONE), 0);
+                sys::send(connection.socket.as_fd(), answer.as_bytes(), &[])?;
+            }
+            (Some(Kind::Return), Some(client)) => {
+                let device = device_of(message, self.devices.len())?;
+                let lent = client.lent.iter().position(|lent| *lent == (device, message.b));
+                let lent = lent.ok_or_else(|| anyhow!("gave back a trunk that it did not have"))?;
+                client.lent.swap_remove(lent);
+                take_back(&mut self.devices, [(device, message.b)]);
+            }
+            (Some(Kind::Holding), Some(client)) => {
+                let context = fds.into_iter().next();
+                client.held = Some(context.ok_or_else(|| anyhow!("sent no userfaultfd"))?);
+            }
+            (Some(Kind::Log), client) => {
+                let text = String::from_utf8_lossy(message.text()).replace(char::is_control, " ");
+                let who = client.as_ref().map(|client| client.pid).unwrap_or(connection.peer);
+                say::debug(format_args!("next line is from process {who}"));
+                say::say(message.a.min(u64::from(u32::MAX)) as u32, text);
+            }
+            (Some(Kind::Bye), _) => connection.bye = Some(message.a),
+            _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
+        }
+        Ok(())
+    }
+
+    /// What a connection that ended means for its process.
+    fn part_from(&mut self, connection: Connection) {
+        self.accepting = true;
+        let Some(client) = connection.client else { return };
+        if connection.bye == Some(BYE_ASIDE) {
+            self.aside.extend(Process::of(client.pid).map(|process| (process.pid, process.started)));
+        }
+        let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
+        if harmless || client.has_ended() {
+            return self.bury(client);
+        }
+        let deadline = match connection.bye {
+            Some(BYE_STOP) => {
+                kill(&client);
+                None
+            }
+            _ => Some(Instant::now() + GRACE),
+        };
+        self.leaving.push(Leaving { client, deadline });
+    }
+
+    /// Lets those go that have ended, and ends those that are stranded.
+    fn judge_leaving(&mut self) {
+        let now = Instant::now();
+        for leaving in &mut self.leaving {
+            let client = &leaving.client;
+            if leaving.deadline.is_none_or(|deadline| deadline > now) || client.has_ended() {
+                continue;
+            }
+            leaving.deadline = None;
+            // One that is ending anyway may need longer than this, to give back much memory.
+            if Process::of(client.pid).is_some_and(|process| !process.ending) {
+                say::error(format_args!(
+                    "{} ({}): its engine ended without a word while memory was swapped out; killed, so that it cannot \
+                     go on with zeros",
+                    client.pid, client.name
+                ));
+            }
+            kill(client);
+        }
+        for leaving in std::mem::take(&mut self.leaving) {
+            match leaving.client.has_ended() {
+                true => self.bury(leaving.client),
+                false => self.leaving.push(leaving),
+            }
+        }
+    }
+
+    /// Takes back all that a process was lent and keeps its counters.
+    fn bury(&mut self, client: Client) {
+        take_back(&mut self.devices, client.lent.iter().copied());
+        self.report.keep(Counters::of(client.stats.stats(), client.pid));
+        say::debug(format_args!("{} ({}): over", client.pid, client.name));
+    }
+
+    /// Keeps the counters of those that are still served: the run is over for us.
+    pub fn close(&mut self) {
+        let clients = self.connections.drain(..).filter_map(|connection| connection.client);
+        for client in clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)) {
+            self.report.keep(Counters::of(client.stats.stats(), client.pid));
+        }
+        for (device, trunks) in &self.devices {
+            let lent = Bytes(trunks.lent() * crate::device::TRUNK.0);
+            say::debug(format_args!("{}: {lent} lent at the end", device.name));
+        }
+    }
+}
+
+fn kill(client: &Client) {
+    if let Some(pidfd) = &client.pidfd {
+        pidfd.kill(libc::SIGKILL);
+    }
+}
+
+fn take_back(devices: &mut [(Device, Trunks)], lent: impl IntoIterator<Item = (usize, u64)>) {
+    for (index, trunk) in lent {
+        let (device, trunks) = &mut devices[index];
+        // First give it back to the file system, which also waits for writes of the dead, then to others.
+        device.discard(trunk);
+        trunks.take_back(trunk);
+    }
+}
+
+fn device_of(message: &Message, devices: usize) -> Result<usize> {
+    let device = usize::try_from(message.a).ok().filter(|device| *device < devices);
+    device.ok_or_else(|| anyhow!("asked for a device that there is not ({})", message.a))
+}
+
+/// What is kept of a process that says hello, and the file of its counters.
+fn welcome(hello: &Message, peer: i32) -> Result<(Client, std::fs::File)> {
+    let said = i32::try_from(hello.a).unwrap_or(0);
+    // A process whose number cannot be found out is watched by the one that speaks for it.
+    let pid = tree::translate(said, peer).unwrap_or(peer);
+    let (file, stats) = new_stats()?;
+    let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
+    let pidfd = PidFd::open(pid).ok();
+    Ok((Client { pid, name, pidfd, stats, lent: Vec::new(), held: None }, file))
+}
+
+fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
+    let file = sys::memfd(c"pageout-stats", STATS_BYTES as u64, true)?;
+    let mapping = Mapping::of(&file, STATS_BYTES)?;
+    Ok((file, mapping))
+}
+
+/// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed.
+fn listen() -> Result<Listener> {
+    let directory = directory::runtime();
+    directory::ensure_private(&directory)?;
+    for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_socket = path.extension().is_some_and(|extension| extension == "sock");
+        let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
+        if is_socket && sys::connect_to(&path).is_err_and(refused) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    let pid = std::process::id();
+    // Another container with the same directory may have the same process number.
+    let names = std::iter::once(format!("{pid}.sock")).chain((1..10).map(|n| format!("{pid}-{n}.sock")));
+    let mut last = None;
+    for path in names.map(|name| directory.join(name)) {
+        match sys::listen_at(&path) {
+            Ok(socket) => return Ok(Listener { socket, path }),
+            Err(error) => last = Some((path, error)),
+        }
+    }
+    let (path, error) = last.expect("there is a name");
+    let why = sys::reason(&error);
+    Err(anyhow!("{}: cannot listen: {why}; set XDG_RUNTIME_DIR to a short path of your own", path.display()))
+}

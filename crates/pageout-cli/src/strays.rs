@@ -1,0 +1,96 @@
+//! Descendants that run without the agent: said once for each program, or killed with `--strict`.
+//!
+//! The agent says hello before `main`. So a process that two looks at /proc, a fifth of a second apart, find without
+//! a connection has none to come.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::program;
+use crate::say;
+use crate::sys::PidFd;
+use crate::tree::{self, Process};
+
+/// Between two looks, at first and with `--strict` always.
+const SHORTEST: Duration = Duration::from_millis(200);
+/// Between two looks in the end: a look reads all of /proc.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// What was seen of them.
+#[derive(Debug)]
+pub struct Strays {
+    strict: bool,
+    interval: Duration,
+    next: Instant,
+    /// Without a connection at the last look: number and start.
+    suspects: HashSet<(i32, u64)>,
+    /// Programs that were told of.
+    told: HashSet<PathBuf>,
+}
+
+impl Strays {
+    /// Nothing seen yet. `strict`: kill them.
+    pub fn new(strict: bool) -> Self {
+        let next = Instant::now() + SHORTEST;
+        Self { strict, interval: SHORTEST, next, suspects: HashSet::new(), told: HashSet::new() }
+    }
+
+    /// Until the next look.
+    pub fn due_in(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Looks. The processes that are `known` are no strays.
+    pub fn look(&mut self, known: &HashSet<i32>) {
+        let alone = tree::descendants(std::process::id() as i32);
+        let alone = alone.into_iter().filter(|p| !p.ending && !known.contains(&p.pid));
+        let mut suspects = HashSet::new();
+        let mut news = false;
+        for process in alone {
+            let identity = (process.pid, process.started);
+            match self.suspects.contains(&identity) {
+                true => self.treat(&process),
+                false => news = true,
+            }
+            suspects.insert(identity);
+        }
+        self.suspects = suspects;
+        if !self.strict {
+            self.interval = (self.interval * 2).min(LONGEST);
+        }
+        self.next = Instant::now() + if news { SHORTEST } else { self.interval };
+    }
+
+    fn treat(&mut self, process: &Process) {
+        let Process { pid, name, .. } = process;
+        let link = PathBuf::from(format!("/proc/{pid}/exe"));
+        if self.strict {
+            let Ok(pidfd) = PidFd::open(*pid) else { return };
+            // The number may have gone to another process before it was held.
+            if Process::of(*pid).is_some_and(|now| now.started == process.started) {
+                pidfd.kill(libc::SIGKILL);
+                say::error(format_args!("{pid} ({name}): {}; killed (--strict)", reason(*pid, &link)));
+            }
+        } else if fs::read_link(&link).is_ok_and(|program| self.told.insert(program)) {
+            say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", reason(*pid, &link)));
+        }
+    }
+}
+
+/// Why a process has no agent.
+fn reason(pid: i32, program: &Path) -> String {
+    if let Ok(Some((_, obstacle))) = program::obstacle(program) {
+        return format!("{obstacle}, so pageout cannot be preloaded");
+    }
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let has = |name: &str| {
+        let start = format!("{name}=");
+        environment.split(|byte| *byte == 0).any(|entry| entry.starts_with(start.as_bytes()))
+    };
+    match has(pageout::wire::ENV_RUN) && has("LD_PRELOAD") {
+        true => "runs without pageout's agent".into(),
+        false => "its environment was cleared, so pageout was not preloaded".into(),
+    }
+}

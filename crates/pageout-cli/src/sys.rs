@@ -1,0 +1,576 @@
+//! System calls that std does not have, as safe functions. Every `unsafe` of the command is here.
+//!
+//! Nothing here decides anything. All descriptors are close-on-exec. Any thread, except where said.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+/// Minus one means: look at errno.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// # Safety
+/// `fd` must be open and nobody else's.
+unsafe fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: promised by the caller.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// The effective user.
+pub fn euid() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The real user and group, by which the kernel tells whether a program gains privileges.
+pub fn real_ids() -> (u32, u32) {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { (libc::getuid(), libc::getgid()) }
+}
+
+/// Whether `PR_SET_NO_NEW_PRIVS` is on: no program gains privileges then.
+pub fn no_new_privs() -> bool {
+    // SAFETY: takes integers only.
+    unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 }
+}
+
+/// Orphans of the tree become our children, so that we learn of their end.
+pub fn become_subreaper() -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
+}
+
+/// The release of the running kernel, `6.8.0-arch1`.
+pub fn kernel_release() -> String {
+    let mut name = MaybeUninit::<libc::utsname>::zeroed();
+    // SAFETY: `name` is room for one utsname; zeroed is valid, and strings in it end with zero.
+    let release = unsafe {
+        libc::uname(name.as_mut_ptr());
+        CStr::from_ptr(name.assume_init_ref().release.as_ptr()).to_owned()
+    };
+    release.to_string_lossy().into_owned()
+}
+
+/// Whether the caller (by its effective ids) may do what `mode` (`libc::X_OK`, ...) says.
+pub fn may_access(path: &Path, mode: i32) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: `path` is a string that ends with zero.
+    check(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) }).map(drop)
+}
+
+/// Whether the file has an extended attribute of this name.
+pub fn has_xattr(path: &Path, name: &CStr) -> bool {
+    // SAFETY: both are strings that end with zero; with size 0 nothing is written.
+    c_path(path).is_ok_and(
+        |path| unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) } > 0,
+    )
+}
+
+/// A file system, as `statfs` and `statvfs` tell it.
+#[derive(Debug, Clone, Copy)]
+pub struct FileSystem {
+    /// Bytes that the caller may still fill.
+    pub free_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+    /// Its magic number.
+    pub magic: i64,
+    /// `ST_NOEXEC`, `ST_NOSUID`, ...
+    pub flags: u64,
+}
+
+impl FileSystem {
+    /// The file system that `path` lies on.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let path = c_path(path)?;
+        let mut kind = MaybeUninit::<libc::statfs>::zeroed();
+        let mut room = MaybeUninit::<libc::statvfs>::zeroed();
+        // SAFETY: `path` ends with zero, both buffers have room for what is written; zeroed is valid for both.
+        let (kind, room) = unsafe {
+            check(libc::statfs(path.as_ptr(), kind.as_mut_ptr()))?;
+            check(libc::statvfs(path.as_ptr(), room.as_mut_ptr()))?;
+            (kind.assume_init(), room.assume_init())
+        };
+        Ok(Self {
+            free_bytes: room.f_bavail.saturating_mul(room.f_frsize),
+            total_bytes: room.f_blocks.saturating_mul(room.f_frsize),
+            magic: kind.f_type,
+            flags: room.f_flag,
+        })
+    }
+
+    /// Whether what is written there stays in memory (tmpfs, ramfs).
+    pub fn is_memory(&self) -> bool {
+        const RAMFS_MAGIC: i64 = 0x8584_58f6;
+        self.magic == libc::TMPFS_MAGIC || self.magic == RAMFS_MAGIC
+    }
+
+    /// Whether it is mounted with one of `flags` (`libc::ST_NOEXEC`, ...).
+    pub fn has(&self, flags: libc::c_ulong) -> bool {
+        self.flags & flags != 0
+    }
+}
+
+/// A file in memory. With `sealed` its size is for good, so that nobody can cut it under a mapping.
+pub fn memfd(name: &CStr, len: u64, sealed: bool) -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | if sealed { libc::MFD_ALLOW_SEALING } else { 0 };
+    // SAFETY: `name` ends with zero; the descriptor is new and ours.
+    let file = unsafe { File::from(own(check(libc::memfd_create(name.as_ptr(), flags))?)) };
+    file.set_len(len)?;
+    if sealed {
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: takes integers only.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    }
+    Ok(file)
+}
+
+/// A shared, readable and writable mapping of a whole file; unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`, which must be sealed at that size at least: a file cut short would
+    /// raise SIGBUS.
+    pub fn of(file: &File, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), len })
+    }
+
+    /// The page of counters at its start.
+    pub fn stats(&self) -> &pageout::stats::Stats {
+        assert!(self.len >= size_of::<pageout::stats::Stats>());
+        // SAFETY: long enough, page-aligned, mapped as long as `self`, and Stats is atomics only: any bytes are
+        // valid and others may write at any time.
+        unsafe { self.start.cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, and no reference outlives `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Whether code in this file may be mapped; EPERM on a file system mounted noexec.
+pub fn probe_executable(file: &File) -> io::Result<()> {
+    const LEN: usize = 4096;
+    // SAFETY: a new private mapping, unmapped at once, never touched.
+    unsafe {
+        let flags = libc::MAP_PRIVATE;
+        let prot = libc::PROT_READ | libc::PROT_EXEC;
+        let start = libc::mmap(std::ptr::null_mut(), LEN, prot, flags, file.as_raw_fd(), 0);
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        libc::munmap(start, LEN);
+    }
+    Ok(())
+}
+
+/// Takes the file for this process alone; EWOULDBLOCK when somebody else has it.
+pub fn lock_exclusively(file: &File) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
+}
+
+/// Whether a file has no data at all, only holes.
+pub fn is_all_hole(file: &File) -> bool {
+    // SAFETY: takes integers only.
+    let result = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
+    result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO)
+}
+
+/// Gives back what a range of a file or block device holds: it reads as zeros afterwards, or as anything.
+/// On file systems it also waits for direct I/O to that file that is under way.
+pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io::Result<()> {
+    if is_block_device {
+        const BLKDISCARD: libc::c_ulong = 0x1277;
+        let range = [offset, len];
+        // SAFETY: BLKDISCARD reads two u64.
+        return check(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) }).map(drop);
+    }
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as _, len as _) }).map(drop)
+}
+
+/// Makes the first `len` bytes of a file read as zeros and keeps the room that they have.
+pub fn zero_range(file: &File, len: u64) -> io::Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, len as _) }).map(drop)
+}
+
+/// The soft and hard limit of a resource.
+pub fn limit_of(resource: libc::__rlimit_resource_t) -> (u64, u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is room for one rlimit.
+    unsafe { libc::getrlimit(resource, &mut limit) };
+    (limit.rlim_cur, limit.rlim_max)
+}
+
+/// Raises the soft limit of a resource to its hard limit and returns the former soft limit.
+pub fn raise_limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let (soft, hard) = limit_of(resource);
+    set_soft_limit(resource, hard);
+    soft
+}
+
+/// Sets the soft limit of a resource. Async-signal-safe.
+fn set_soft_limit(resource: libc::__rlimit_resource_t, soft: u64) {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: limit_of(resource).1 };
+    // SAFETY: `limit` is one rlimit.
+    unsafe { libc::setrlimit(resource, &limit) };
+}
+
+/// Points standard input and output at /dev/null: they are the program's now.
+pub fn let_go_of_standard_streams() {
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        for stream in [0, 1] {
+            // SAFETY: takes integers only; std's handles of the two streams hold the number, not the file.
+            unsafe { libc::dup2(null.as_raw_fd(), stream) };
+        }
+    }
+}
+
+/// Takes SIGPIPE back to its default, which std changes: a reader that has seen enough ends us in silence.
+pub fn die_of_broken_pipes() {
+    // SAFETY: the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// A signal that arrived.
+#[derive(Debug, Clone, Copy)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Whether a process sent it, not the kernel (which sends a terminal's to the whole group).
+    pub from_process: bool,
+}
+
+/// Signals as a descriptor: blocked in this thread, read when we please.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+    before: libc::sigset_t,
+    child_before: libc::sigaction,
+}
+
+impl Signals {
+    /// Blocks `numbers` and those of real time, and takes SIGCHLD back to its default (ignored, the kernel would
+    /// keep no exit status). Call it before there are threads.
+    pub fn block(numbers: &[i32]) -> io::Result<Self> {
+        let mut set = MaybeUninit::zeroed();
+        let mut before = MaybeUninit::zeroed();
+        let mut child_before = MaybeUninit::zeroed();
+        // SAFETY: all pointers are to room of the right type, zeroed is valid for all three; the descriptor is new.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for &number in numbers {
+                libc::sigaddset(set.as_mut_ptr(), number);
+            }
+            for number in libc::SIGRTMIN()..=libc::SIGRTMAX() {
+                libc::sigaddset(set.as_mut_ptr(), number);
+            }
+            libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+            let default = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+            libc::sigaction(libc::SIGCHLD, &default, child_before.as_mut_ptr());
+            let fd = own(check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?);
+            Ok(Self { fd, before: before.assume_init(), child_before: child_before.assume_init() })
+        }
+    }
+
+    /// The next signal that waits, if one does.
+    pub fn next(&self) -> Option<Signal> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let len = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: room for one signalfd_siginfo, for which zeroed is valid.
+        let info = unsafe {
+            let got = libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), len);
+            (got == len as isize).then(|| info.assume_init())?
+        };
+        // SI_USER, SI_QUEUE and SI_TKILL are what processes send; positive codes are the kernel's.
+        Some(Signal { number: info.ssi_signo as i32, from_process: info.ssi_code <= 0 })
+    }
+
+    /// Makes `command` start with the signals and the limit of open files that we were started with.
+    pub fn restore_in(&self, command: &mut Command, open_files: u64) {
+        let (before, child_before) = (self.before, self.child_before);
+        // SAFETY: the closure runs between fork and exec and makes system calls only.
+        unsafe {
+            command.pre_exec(move || {
+                set_soft_limit(libc::RLIMIT_NOFILE, open_files);
+                libc::sigaction(libc::SIGCHLD, &child_before, std::ptr::null_mut());
+                libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+                Ok(())
+            });
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// How a child ended, as the exit status that a shell would show.
+pub fn reap() -> Option<(i32, i32)> {
+    let mut status = 0;
+    // SAFETY: room for one int.
+    let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+    (pid > 0).then(|| {
+        let code =
+            if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) };
+        (pid, code)
+    })
+}
+
+/// Sends a signal to a process that we have not reaped.
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: takes integers only.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// A process, safe from the reuse of its number; readable when it has ended.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// The process that has this number now.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        // SAFETY: takes integers only; the descriptor is new and ours.
+        unsafe { Ok(Self(own(check(libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32)?))) }
+    }
+
+    /// Sends it a signal; no error if it has ended.
+    pub fn kill(&self, signal: i32) {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: a null siginfo is allowed.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, none, 0) };
+    }
+
+    /// Whether it has ended (a zombie has).
+    pub fn has_ended(&self) -> bool {
+        poll(&[(self.0.as_fd(), libc::POLLIN)], Some(Duration::ZERO)).is_ok_and(|ready| ready[0] != 0)
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until a descriptor has what is asked of it; returns what each has. A signal ends the wait early.
+pub fn poll(fds: &[(BorrowedFd<'_>, i16)], timeout: Option<Duration>) -> io::Result<Vec<i16>> {
+    let mut polled: Vec<_> = fds
+        .iter()
+        .map(|(fd, events)| libc::pollfd { fd: fd.as_raw_fd(), events: *events, revents: 0 })
+        .collect();
+    // Rounded up: a wait that ends just before its time would be repeated with no time at all.
+    let millis = timeout.map_or(-1, |t| t.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32);
+    // SAFETY: as many pollfd as said.
+    let result = check(unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, millis) });
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(polled.into_iter().map(|p| p.revents).collect()),
+    }
+}
+
+/// Who is at the other end of a socket: process and user, as they were when it connected.
+pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<(i32, u32)> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: room for one ucred, and its length.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut len,
+        )
+    })?;
+    Ok((credentials.pid, credentials.uid))
+}
+
+fn socket_address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: zeroed is a valid sockaddr_un.
+    let mut address = unsafe { MaybeUninit::<libc::sockaddr_un>::zeroed().assume_init() };
+    address.sun_family = libc::AF_UNIX as _;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as _;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+    Ok((address, len as _))
+}
+
+fn seqpacket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes integers only; the descriptor is new and ours.
+    unsafe { Ok(own(check(libc::socket(libc::AF_UNIX, kind, 0))?)) }
+}
+
+/// A listening `SOCK_SEQPACKET` socket at `path`, non-blocking.
+pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    let (address, len) = socket_address(path)?;
+    let socket = seqpacket()?;
+    // SAFETY: `address` is a sockaddr_un of `len` bytes.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::listen(socket.as_raw_fd(), 1024) })?;
+    Ok(socket)
+}
+
+/// Connects to a `SOCK_SEQPACKET` socket, non-blocking.
+pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+    let (address, len) = socket_address(path)?;
+    let socket = seqpacket()?;
+    // SAFETY: `address` is a sockaddr_un of `len` bytes.
+    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+    Ok(socket)
+}
+
+/// The next connection that waits, non-blocking.
+pub fn accept_on(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let none = std::ptr::null_mut();
+    // SAFETY: null addresses are allowed; the descriptor is new and ours.
+    unsafe { Ok(own(check(libc::accept4(socket.as_raw_fd(), none, std::ptr::null_mut(), flags))?)) }
+}
+
+/// Most descriptors in one message.
+const FDS: usize = 16;
+/// Room for the control message that carries them, in words so that it is aligned.
+type Control = [u64; 16];
+const _: () = assert!(size_of::<Control>() >= 16 + FDS * size_of::<RawFd>());
+
+/// Sends one packet with descriptors beside it, without waiting.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    assert!(fds.len() <= FDS);
+    let raw: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+    let payload = size_of_val(raw.as_slice());
+    let mut control: Control = [0; 16];
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: zeroed is a valid msghdr; the pointers in it are to locals that outlive the call; the control buffer
+    // is aligned and has room for `payload` bytes behind its header.
+    check(unsafe {
+        let mut header = MaybeUninit::<libc::msghdr>::zeroed().assume_init();
+        header.msg_iov = &mut part;
+        header.msg_iovlen = 1;
+        if !raw.is_empty() {
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(payload as u32) as _;
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(payload as u32) as _;
+            std::ptr::copy_nonoverlapping(raw.as_ptr().cast::<u8>(), libc::CMSG_DATA(first), payload);
+        }
+        libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as i32
+    })
+    .map(drop)
+}
+
+/// Receives one packet without waiting: its length (0 at the end of the connection) and the descriptors beside it.
+pub fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut control: Control = [0; 16];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut fds = Vec::new();
+    // SAFETY: zeroed is a valid msghdr; the pointers in it are to locals that outlive the call. The control messages
+    // are walked as the kernel left them; descriptors in them are new and ours.
+    unsafe {
+        let mut header = MaybeUninit::<libc::msghdr>::zeroed().assume_init();
+        header.msg_iov = &mut part;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of::<Control>() as _;
+        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+        let len = check(libc::recvmsg(socket.as_raw_fd(), &mut header, flags) as i32)?;
+        let mut message = libc::CMSG_FIRSTHDR(&header);
+        while !message.is_null() {
+            if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
+                let payload = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(message).cast::<RawFd>();
+                for index in 0..payload / size_of::<RawFd>() {
+                    fds.push(own(data.add(index).read_unaligned()));
+                }
+            }
+            message = libc::CMSG_NXTHDR(&header, message);
+        }
+        Ok((len as usize, fds))
+    }
+}
+
+/// Whether io_uring may be used: asks for a ring with wrong arguments, which a permitted caller is told with EFAULT.
+pub fn probe_io_uring() -> io::Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the kernel refuses the null pointer before it makes anything.
+    let result = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, none) };
+    match io::Error::last_os_error() {
+        error if result < 0 && error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// An error number's text without std's "(os error N)".
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut letters = text.chars();
+    // A short lower-case phrase, as it stands in the middle of a line.
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
+
+/// An absolute path from the environment.
+pub fn directory_from(variable: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
+    let path = std::path::PathBuf::from(std::env::var_os(variable)?);
+    path.is_absolute().then_some(path)
+}

@@ -1,0 +1,143 @@
+//! The processes of the run, as /proc shows them. Owns nothing; every answer may be old when it is used, so what is
+//! killed by it is held by a [`PidFd`](crate::sys::PidFd) and looked at again.
+
+use std::collections::HashMap;
+use std::fs;
+
+/// A process at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Its parent.
+    pub parent: i32,
+    /// Its name, as `ps` shows it.
+    pub name: String,
+    /// When it started, in ticks since boot: with the number it names the process for good.
+    pub started: u64,
+    /// It has ended, or is about to.
+    pub ending: bool,
+}
+
+impl Process {
+    /// The process of this number.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        const PF_EXITING: u64 = 0x4;
+        // The name is in parentheses and may hold anything, also parentheses.
+        let (left, right) = stat.rsplit_once(") ")?;
+        let (pid, name) = left.split_once(" (")?;
+        let fields: Vec<&str> = right.split(' ').collect();
+        let flags: u64 = fields.get(6)?.parse().ok()?;
+        Some(Self {
+            pid: pid.parse().ok()?,
+            parent: fields.get(1)?.parse().ok()?,
+            name: name.to_owned(),
+            started: fields.get(19)?.parse().ok()?,
+            ending: matches!(*fields.first()?, "Z" | "X") || flags & PF_EXITING != 0,
+        })
+    }
+}
+
+/// All that descend from `root`, without it.
+pub fn descendants(root: i32) -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    below(root, pids.filter_map(Process::of).collect())
+}
+
+fn below(root: i32, all: Vec<Process>) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while next < found.len() {
+        found.extend(children.remove(&found[next].pid).unwrap_or_default());
+        next += 1;
+    }
+    found
+}
+
+/// Whether `pid` descends from `root`, or is it.
+pub fn descends_from(pid: i32, root: i32) -> bool {
+    /// More generations than any tree has: /proc is not read at one moment, and must not send us in circles.
+    const GENERATIONS: usize = 4096;
+    let mut pid = pid;
+    for _ in 0..GENERATIONS {
+        if pid == root {
+            return true;
+        }
+        match Process::of(pid) {
+            Some(process) if process.parent > 0 => pid = process.parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// What we call the process that `peer` calls `pid`: they are in one namespace of process numbers, but it need not be
+/// ours.
+pub fn translate(pid: i32, peer: i32) -> Option<i32> {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let theirs = namespace(peer)?;
+    if namespace(std::process::id() as i32) == Some(theirs.clone()) {
+        return Some(pid);
+    }
+    let entries = fs::read_dir("/proc").ok()?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
+        let status = fs::read_to_string(format!("/proc/{candidate}/status")).unwrap_or_default();
+        innermost_pid(&status) == Some(pid)
+    })
+}
+
+/// A process's number in its innermost namespace.
+fn innermost_pid(status: &str) -> Option<i32> {
+    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid, parent, name: "x".into(), started: 1, ending: false }
+    }
+
+    #[test]
+    fn reads_names_that_are_odd() {
+        let line = "12 (a) (b c) S 3 4 5 0 -1 4194308 1 2 3 4 5 6 7 8 20 0 1 0 777 9 10";
+        let read = Process::parse(line).unwrap();
+        assert_eq!((read.pid, read.parent, read.name.as_str(), read.started), (12, 3, "a) (b c", 777));
+        assert!(read.ending);
+        assert_eq!(Process::parse("12 (a) S"), None);
+    }
+
+    #[test]
+    fn walks_the_tree_and_nothing_else() {
+        let all = vec![process(2, 1), process(5, 3), process(3, 2), process(9, 8), process(4, 2)];
+        let mut pids: Vec<i32> = below(2, all).into_iter().map(|p| p.pid).collect();
+        pids.sort();
+        assert_eq!(pids, [3, 4, 5]);
+    }
+
+    #[test]
+    fn knows_itself() {
+        let me = std::process::id() as i32;
+        let myself = Process::of(me).unwrap();
+        assert_eq!(myself.pid, me);
+        assert!(descends_from(me, myself.parent));
+        assert!(!descends_from(myself.parent, me));
+        assert_eq!(translate(me, me), Some(me));
+    }
+
+    #[test]
+    fn finds_the_innermost_number() {
+        assert_eq!(innermost_pid("Name:\tx\nNSpid:\t400\t7\n"), Some(7));
+    }
+}

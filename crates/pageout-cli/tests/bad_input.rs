@@ -1,0 +1,279 @@
+//! Every mistake has one line that says what to do, and exit status 125 unless the program is at fault.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{finish, is_root, set_mode, Place};
+
+/// Runs `pageout run ARGS`, which must fail with `status` and say exactly `line`.
+#[track_caller]
+fn refused(place: &Place, args: &[&str], status: i32, line: &str) {
+    let ended = finish(&mut place.pageout([&["run"], args].concat()));
+    assert_eq!(ended.err, format!("pageout: {line}\n"));
+    assert_eq!((ended.status, ended.out.as_str()), (status, ""));
+}
+
+/// The same with one swap device, whose path stands for `{}` in the line.
+#[track_caller]
+fn swap_refused(place: &Place, spec: &str, line: &str) {
+    let path = spec.split(',').next().unwrap();
+    refused(place, &["--swap", spec, "true"], 125, &line.replace("{}", path));
+}
+
+#[test]
+fn command_lines() {
+    let place = Place::new();
+    let see = "see pageout run --help";
+    refused(
+        &place,
+        &[],
+        125,
+        &format!("the following required arguments were not provided: <COMMAND>...; {see}"),
+    );
+    refused(&place, &["--fast", "true"], 125, &format!("unexpected argument '--fast' found; {see}"));
+    refused(&place, &["-q", "-v", "true"], 125, {
+        &format!("the argument '--quiet...' cannot be used with '--verbose...'; {see}")
+    });
+    let ended = finish(&mut place.pageout(["frob"]));
+    assert_eq!(ended.err, "pageout: unrecognized subcommand 'frob'; see pageout --help\n");
+}
+
+#[test]
+fn sizes_and_limits() {
+    let place = Place::new();
+    let takes = "takes a size like 512M, 4GiB, 50% or max";
+    for size in ["12Q", "", "-1", "lots", "%", "M"] {
+        let option = format!("--memory={size}");
+        refused(&place, &[&option, "true"], 125, &format!("--memory {size}: {takes}"));
+    }
+    refused(&place, &["-m", "8M", "true"], 125, "--memory 8M: too small; the least that works is 16M");
+    refused(
+        &place,
+        &["-m", "300%", "true"],
+        125,
+        "--memory 300%: takes a percentage above 0% and up to 100%",
+    );
+}
+
+#[test]
+fn other_settings() {
+    let place = Place::new();
+    refused(
+        &place,
+        &["--swapin", "often", "true"],
+        125,
+        "--swapin often: takes auto, always, madvise or never",
+    );
+    refused(
+        &place,
+        &["--max-order", "10", "true"],
+        125,
+        "--max-order 10: takes an order from 0 (4K) to 9 (2M)",
+    );
+    let nine = ["--swap", "mem"].repeat(9);
+    refused(&place, &[nine.as_slice(), &["true"]].concat(), 125, "--swap: 9 devices; takes at most 8");
+    let gone = place.path("gone/stats");
+    let gone = gone.to_str().unwrap();
+    refused(&place, &["--stats", gone, "true"], 125, {
+        &format!("--stats {gone}: no such file or directory; name a file that can be written")
+    });
+    refused(&place, &["--stats", ".", "true"], 125, "--stats .: is a directory; name a file in it");
+}
+
+#[test]
+fn environment_and_files() {
+    let place = Place::new();
+    let ended = finish(place.pageout(["run", "true"]).env("PAGEOUT_STRICT", "maybe"));
+    assert_eq!(ended.err, "pageout: PAGEOUT_STRICT maybe: takes yes or no\n");
+    let file = place.file("conf", b"# limits\nmemory = none\n", 0o600);
+    let file = file.to_str().unwrap();
+    refused(&place, &["--config", file, "true"], 125, {
+        &format!("{file}:2: memory none: takes a size like 512M, 4GiB, 50% or max")
+    });
+    fs::write(file, "speed = 9").unwrap();
+    refused(&place, &["--config", file, "true"], 125, {
+        &format!("{file}:1: speed: no such setting; there are memory, swap, swapin, max-order, strict, stats")
+    });
+    refused(&place, &["--config", "gone", "true"], 125, "gone: cannot be read: no such file or directory");
+}
+
+#[test]
+fn programs() {
+    let place = Place::new();
+    refused(&place, &["no-such-program"], 127, "no-such-program: not found; check its name and PATH");
+    refused(&place, &["/no/such"], 127, "/no/such: not found; check its name and PATH");
+    refused(&place, &["/"], 126, "/: is a directory; name a program");
+    place.file("notes", b"text", 0o600);
+    refused(&place, &["./notes"], 126, "./notes: not executable; chmod +x ./notes if it is a program");
+    place.file("script", b"#!/no/such/interpreter\n", 0o700);
+    refused(&place, &["./script"], 126, {
+        "./script: cannot be read, so it cannot be checked: no such file or directory; run a readable copy"
+    });
+
+    let mut elf = fs::read("/bin/true").unwrap();
+    let mut program = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let before = elf.clone();
+        change(&mut elf);
+        place.file(name, &elf, 0o700);
+        elf = before;
+    };
+    // No program headers, so no interpreter.
+    program("static", &|elf| elf[56..58].fill(0));
+    program("narrow", &|elf| elf[4] = 1);
+    program("plain", &|_| {});
+    refused(&place, &["./static"], 125, {
+        "./static: statically linked, so pageout cannot be preloaded; use a dynamically linked build"
+    });
+    refused(&place, &["./narrow"], 125, {
+        "./narrow: for another machine than this 64-bit one, so pageout cannot be preloaded; \
+         use a 64-bit build for this machine"
+    });
+    place.file("wrapper", b"#!./static -x\n", 0o700);
+    refused(&place, &["./wrapper"], 125, {
+        "./wrapper: ./static: statically linked, so pageout cannot be preloaded; use a dynamically linked build"
+    });
+    if is_root() {
+        let path = place.path("plain");
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        set_mode(&path, 0o4755);
+        refused(&place, &["./plain"], 125, {
+            "./plain: setuid or setgid, so pageout cannot be preloaded; run a copy without these bits, \
+             or run it as its owner"
+        });
+    }
+}
+
+#[test]
+fn swap_paths() {
+    let place = Place::new();
+    let takes = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
+    swap_refused(&place, "mem,fast", &format!("--swap: mem,fast: fast: {takes}"));
+    swap_refused(&place, ".", "{}: is a directory; name a file in it, ./swap");
+    swap_refused(&place, "/dev/null", "{}: neither a file nor a block device; name one of these");
+    swap_refused(
+        &place,
+        "gone/swap",
+        "{}: its directory: no such file or directory; make it, or name another file",
+    );
+    swap_refused(&place, "new,size=1M", "{}: too small: 1M; the least that works is 64M");
+    swap_refused(&place, "mem,size=1M", "{}: too small: 1M; the least that works is 64M");
+    assert!(!place.path("new").exists());
+
+    place.sparse("small", 4 << 20);
+    swap_refused(&place, "small", "{}: too small: 4M; the least that works is 64M");
+    place.file("letters", &[b'x'; 8192], 0o600);
+    swap_refused(&place, "letters", {
+        "{}: holds data that is not swap; run mkswap {} if it may go, or name a new file"
+    });
+    assert_eq!(fs::read(place.path("letters")).unwrap(), [b'x'; 8192]);
+    place.file("open", b"", 0o644);
+    swap_refused(&place, "open", "{}: others can read or write it (mode 0644); run chmod 600 {}");
+    std::os::unix::fs::symlink("small", place.path("link")).unwrap();
+    swap_refused(&place, "link", "{}: is a symbolic link; name the file itself");
+
+    fs::create_dir(place.path("shared")).unwrap();
+    set_mode(&place.path("shared"), 0o1777);
+    swap_refused(&place, "shared/swap", {
+        "{}: others can write shared; name a file in a directory of your own, or leave out --swap and set \
+         TMPDIR=shared for a file without a name"
+    });
+    refused(&place, &["-s", "twice,size=64M", "-s", "twice,size=64M", "true"], 125, {
+        "twice: in use by another device of this run or by another pageout; name another file"
+    });
+    assert!(!place.path("twice").exists());
+    let ended = finish(&mut place.pageout(["run", "-s", "new,size=900000T", "true"]));
+    assert!(ended.err.starts_with("pageout: .: size=878.9P, but its file system has only "), "{}", ended.err);
+    assert!(ended.err.ends_with(" free; free some, or give less\n"), "{}", ended.err);
+}
+
+/// Whether a command in a mount namespace of its own can be had.
+fn can_unshare() -> bool {
+    Command::new("unshare").args(["-m", "true"]).output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn full_file_systems_and_tmpfs() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("tmp")).unwrap();
+    let run = |size: &str| {
+        let script = format!(
+            "mount -t tmpfs -o size={size},mode=700 none tmp && TMPDIR=tmp exec {} run true",
+            env!("CARGO_BIN_EXE_pageout")
+        );
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).current_dir(place.path("."));
+        place.prepare(&mut command);
+        finish(&mut command)
+    };
+    let warning = "pageout: tmp: on tmpfs, so what is swapped out stays in memory; set TMPDIR to a directory on a disk, \
+                   or name a file with --swap\n";
+    let ended = run("8M");
+    let full = "pageout: tmp: its file system is full: 8M free; free some, or name another place with --swap or TMPDIR\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, format!("{warning}{full}").as_str()));
+    let ended = run("1G");
+    assert_eq!((ended.status, ended.err.as_str()), (0, warning));
+}
+
+#[test]
+fn agent_directories() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("cache")).unwrap();
+    let directory = place.path("cache");
+    let script = format!(
+        "mount -t tmpfs -o noexec,mode=700 none cache && exec {} run true",
+        env!("CARGO_BIN_EXE_pageout")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", &script]).current_dir(place.path("."));
+    place.prepare(&mut command);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT").env("PAGEOUT_AGENT_DIR", &directory));
+    let shown = directory.display();
+    assert_eq!(
+        ended.err,
+        format!(
+            "pageout: agent: {shown}: on a file system mounted noexec; set PAGEOUT_AGENT_DIR to another directory\n"
+        )
+    );
+    assert_eq!(ended.status, 125);
+}
+
+/// As a user who may not use userfaultfd, nor write what belongs to others.
+#[test]
+fn without_privileges() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    place.sparse("swap", 64 << 20);
+    let work = std::env::temp_dir().join(format!("pageout-nobody-{}", std::process::id()));
+    fs::create_dir(&work).unwrap();
+    std::os::unix::fs::chown(&work, Some(65534), Some(65534)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_pageout"), work.join("pageout")).unwrap();
+    let theirs = work.join("theirs");
+    fs::write(&theirs, "").unwrap();
+    set_mode(&theirs, 0o600);
+    let run = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "./pageout", "run"]).args(args);
+        place.prepare(&mut command);
+        finish(command.env("TMPDIR", ".").env("HOME", &work).current_dir(&work))
+    };
+    let no_write = run(&["-s", "theirs", "true"]);
+    let no_directory = run(&["-s", "/root-only-in-name/../swap", "true"]);
+    let no_fault = run(&["true"]);
+    fs::remove_dir_all(&work).unwrap();
+    assert_eq!(no_write.err, "pageout: theirs: not writable: permission denied; name a file of your own\n");
+    assert_eq!(no_directory.status, 125);
+    let denied = "pageout: userfaultfd: /dev/userfaultfd: permission denied, ";
+    assert!(no_fault.err.starts_with(denied), "{}", no_fault.err);
+    assert!(no_fault.err.ends_with("or run \"pageout doctor\"\n"), "{}", no_fault.err);
+    assert_eq!((no_fault.err.lines().count(), no_fault.status), (1, 125));
+}

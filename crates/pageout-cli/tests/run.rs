@@ -1,0 +1,238 @@
+//! The program under `pageout run` is as it is without: status, streams, signals, environment.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{finish, wait, Place};
+
+#[track_caller]
+fn status_of(place: &Place, script: &str) -> i32 {
+    let ended = finish(&mut place.pageout(["run", "sh", "-c", script]));
+    assert_eq!(ended.err, "");
+    ended.status
+}
+
+#[test]
+fn exit_statuses_are_the_programs() {
+    let place = Place::new();
+    assert_eq!(status_of(&place, "exit 0"), 0);
+    assert_eq!(status_of(&place, "exit 42"), 42);
+    assert_eq!(status_of(&place, "kill -KILL $$"), 137);
+    assert_eq!(status_of(&place, "kill -TERM $$"), 143);
+}
+
+#[test]
+fn arguments_streams_and_directory_pass_through() {
+    let place = Place::new();
+    let script = "pwd; echo \"$0 $@\"; cat; echo oops >&2";
+    let mut child =
+        place.pageout(["run", "sh", "-c", script, "name", "-m", "--"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"input\n").unwrap();
+    let ended = wait(child);
+    let here = place.path(".").canonicalize().unwrap();
+    assert_eq!(ended.out, format!("{}\nname -m --\ninput\n", here.display()));
+    assert_eq!((ended.err.as_str(), ended.status), ("oops\n", 0));
+}
+
+#[test]
+fn preload_is_appended_to_and_the_socket_is_private() {
+    let place = Place::new();
+    let first = place
+        .pageout(["x"])
+        .get_envs()
+        .find(|(name, _)| *name == "PAGEOUT_AGENT")
+        .unwrap()
+        .1
+        .unwrap()
+        .to_owned();
+    // Another name for the same library, so that both can be told apart.
+    let other = first.to_str().unwrap().replace("libc.so.6", "./libc.so.6");
+    let script = "echo $LD_PRELOAD; echo $PAGEOUT_RUN; stat -c %a $(dirname $PAGEOUT_RUN)";
+    let ended = finish(place.pageout(["run", "sh", "-c", script]).env("LD_PRELOAD", &other));
+    let lines: Vec<&str> = ended.out.lines().collect();
+    assert_eq!(lines[0], format!("{other}:{}", first.to_str().unwrap()));
+    assert!(lines[1].contains("pageout-"), "{}", lines[1]);
+    assert_eq!(lines[2], "700");
+    assert!(!fs::exists(lines[1]).unwrap(), "the socket goes with the run");
+}
+
+#[test]
+fn signals_from_processes_are_forwarded() {
+    let place = Place::new();
+    for (signal, name) in
+        [(libc::SIGTERM, "TERM"), (libc::SIGUSR1, "USR1"), (libc::SIGINT, "INT"), (libc::SIGHUP, "HUP")]
+    {
+        let script =
+            format!("trap 'echo got {name}; exit 3' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut child = place.pageout(["run", "sh", "-c", &script]).spawn().unwrap();
+        let mut ready = [0; 6];
+        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+        // SAFETY: a child that is not reaped yet.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        let ended = wait(child);
+        assert_eq!((ended.out.as_str(), ended.status), (format!("got {name}\n").as_str(), 3));
+    }
+}
+
+#[test]
+fn signals_start_as_they_were() {
+    let place = Place::new();
+    // Blocked, ignored, caught.
+    let script = "grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status";
+    let expected = finish(place.prepared("sh").args(["-c", script]));
+    let ended = finish(&mut place.pageout(["run", "sh", "-c", script]));
+    assert_eq!(ended.out, expected.out);
+    let limit = finish(&mut place.pageout(["run", "sh", "-c", "ulimit -Sn"]));
+    assert_eq!(limit.out, finish(place.prepared("sh").args(["-c", "ulimit -Sn"])).out);
+}
+
+#[test]
+fn the_program_has_only_its_own_descriptors() {
+    let place = Place::new();
+    let script = "ls /proc/$$/fd";
+    let expected = finish(place.prepared("sh").args(["-c", script]));
+    let ended = finish(&mut place.pageout(["run", "sh", "-c", script]));
+    assert_eq!(ended.out, expected.out);
+}
+
+#[test]
+fn output_ends_with_the_program() {
+    let place = Place::new();
+    let script = "echo done; exec >&- 2>&-; sleep 2";
+    let mut child = place.pageout(["run", "sh", "-c", script]).stderr(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    let mut out = String::new();
+    child.stdout.as_mut().unwrap().read_to_string(&mut out).unwrap();
+    assert_eq!(out, "done\n");
+    assert!(begin.elapsed() < Duration::from_millis(1500));
+    assert_eq!(wait(child).status, 0);
+}
+
+#[test]
+fn files_without_a_name_leave_nothing_and_named_ones_go() {
+    let place = Place::new();
+    let ended = finish(&mut place.pageout(["run", "ls", "-A"]));
+    assert_eq!(ended.out, "");
+    let ended = finish(&mut place.pageout(["run", "-s", "swap,size=128M", "stat", "-c", "%a %s", "swap"]));
+    assert_eq!(ended.out, format!("600 {}\n", 128 << 20));
+    assert!(!place.path("swap").exists());
+}
+
+#[test]
+fn files_of_the_user_are_left_as_they_were() {
+    let place = Place::new();
+    let path = place.sparse("swap", 64 << 20);
+    let mut header = vec![0; 4096];
+    header[4086..].copy_from_slice(b"SWAPSPACE2");
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).unwrap();
+    let script =
+        "tr '\\0' x < /dev/zero | dd of=swap bs=4096 count=3 iflag=fullblock conv=notrunc 2>/dev/null";
+    let ended = finish(&mut place.pageout(["run", "-s", "swap", "sh", "-c", script]));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    let after = fs::read(&path).unwrap();
+    assert_eq!(after.len(), 64 << 20);
+    assert!(after[..4096] == header && after[4096..].iter().all(|byte| *byte == 0));
+
+    let path = place.file("empty", b"", 0o600);
+    let ended = finish(&mut place.pageout(["run", "-s", "empty,size=64M", "stat", "-c", "%s", "empty"]));
+    assert_eq!(ended.out, format!("{}\n", 64 << 20));
+    assert_eq!(fs::metadata(path).unwrap().len(), 0);
+}
+
+#[test]
+fn statistics() {
+    let place = Place::new();
+    let ended = finish(&mut place.pageout(["run", "-m", "512M", "--stats", "out.json", "true"]));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(place.path("out.json")).unwrap()).unwrap();
+    assert_eq!(json["limit_bytes"], 512 << 20);
+    assert_eq!(json["pswpout"], 0);
+    assert_eq!(json["swpout"].as_array().unwrap().len(), 10);
+    assert_eq!(fs::read_dir(place.path(".")).unwrap().count(), 1, "nothing beside it");
+    let table = finish(&mut place.pageout(["run", "-m", "512M", "--stats", "-", "true"]));
+    assert!(table.err.contains("          512M  limit_bytes\n"), "{}", table.err);
+    let stream = finish(&mut place.pageout(["run", "--stats", "/dev/stdout", "true"]));
+    assert!(serde_json::from_str::<serde_json::Value>(&stream.out).is_ok(), "{}", stream.out);
+}
+
+#[test]
+fn dry_runs_do_nothing() {
+    let place = Place::new();
+    let ended = finish(&mut place.pageout([
+        "run",
+        "-n",
+        "-m",
+        "1.5G",
+        "-s",
+        "new,size=100M",
+        "-s",
+        "mem,size=64M",
+        "true",
+    ]));
+    let lines: Vec<&str> = ended.out.lines().collect();
+    assert!(lines[0].starts_with("program  ") && lines[0].ends_with("/true"), "{}", lines[0]);
+    assert_eq!(lines[1..4], ["memory   1.5G", "swap     new, up to 64M", "swap     mem, up to 64M"]);
+    assert!(lines[4].starts_with("agent    /"));
+    assert_eq!(fs::read_dir(place.path(".")).unwrap().count(), 0);
+}
+
+#[test]
+fn settings_come_from_everywhere() {
+    let place = Place::new();
+    fs::create_dir_all(place.path(".config")).unwrap();
+    fs::write(place.path(".config/pageout.conf"), "memory = 100M\nswap = mem,size=64M\n").unwrap();
+    let memory = |args: &[&str], variable: &str| {
+        let mut command = place.pageout([&["run", "-n"], args, &["true"]].concat());
+        let ended = finish(command.env("PAGEOUT_MEMORY", variable));
+        ended.out.lines().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(memory(&[], ""), "memory   100M");
+    assert_eq!(memory(&[], "200M"), "memory   200M");
+    assert_eq!(memory(&["-m", "300M"], "200M"), "memory   300M");
+}
+
+#[test]
+fn stops_and_goes_on_with_its_group() {
+    use std::os::unix::process::CommandExt;
+    let place = Place::new();
+    let script = "echo ready; sleep 0.3; echo on";
+    let mut child = place.pageout(["run", "sh", "-c", script]).process_group(0).spawn().unwrap();
+    let mut ready = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let state = |pid: u32| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1[..1].to_owned()
+    };
+    let group = -(child.id() as i32);
+    // SAFETY: the group of a child that is not reaped yet.
+    unsafe { libc::kill(group, libc::SIGTSTP) };
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(state(child.id()), "T", "the shell must see it stop");
+    // SAFETY: as above.
+    unsafe { libc::kill(group, libc::SIGCONT) };
+    let ended = wait(child);
+    assert_eq!((ended.out.as_str(), ended.status), ("on\n", 0));
+}
+
+#[test]
+fn the_embedded_agent_is_unpacked_for_the_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    for _ in 0..2 {
+        let script = "/bin/true; (exit 3); sleep 0.5";
+        let mut command = place.pageout(["run", "--strict", "-m", "64M", "sh", "-c", script]);
+        let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    }
+    let cache = place.path(".cache/pageout");
+    assert_eq!(fs::metadata(&cache).unwrap().permissions().mode() & 0o777, 0o700);
+    let names: Vec<_> = fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 1);
+    let name = names[0].to_str().unwrap();
+    assert!(name.starts_with("libpageout_agent-") && name.ends_with(".so"), "{name}");
+}

@@ -1,0 +1,360 @@
+//! What processes of a run are served: settings, trunks, and an end that never lets them read zeros.
+//!
+//! The program under `pageout run` is this test itself, which plays its own keeper: a test named `role` that does
+//! what PAGEOUT_TEST_ROLE says and exits. With the variable unset it is empty.
+
+mod common;
+#[allow(dead_code)]
+#[path = "../src/sys.rs"]
+mod sys;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{exit, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{finish, wait, Ended, Place};
+use pageout::stats::STATS_BYTES;
+use pageout::wire::{Kind, Message, Settings, ENV_RUN, NONE, TRUNK_SLOTS, VERSION};
+use pageout_uffd::fd::IntoRawFd;
+use pageout_uffd::{Features, RegisterMode, Uffd};
+
+const ROLE: &str = "PAGEOUT_TEST_ROLE";
+
+/// A keeper's end of the protocol.
+struct Keeper {
+    socket: OwnedFd,
+}
+
+impl Keeper {
+    fn connect() -> Self {
+        let path = PathBuf::from(std::env::var_os(ENV_RUN).expect("run names its socket"));
+        Self { socket: sys::connect_to(&path).unwrap() }
+    }
+
+    /// Connects and says hello; settings, counters and devices.
+    fn served() -> (Self, Settings, sys::Mapping, Vec<File>) {
+        let keeper = Self::connect();
+        keeper.say(Kind::Hello, u64::from(std::process::id()), 0, VERSION);
+        let (message, fds) = keeper.hear().expect("a welcome");
+        let mut files = fds.into_iter().map(File::from);
+        let stats = sys::Mapping::of(&files.next().unwrap(), STATS_BYTES).unwrap();
+        (keeper, message.settings().unwrap(), stats, files.collect())
+    }
+
+    fn say(&self, kind: Kind, a: u64, b: u64, c: u64) {
+        sys::send(self.socket.as_fd(), Message::new(kind, a, b, c).as_bytes(), &[]).unwrap();
+    }
+
+    fn hold(&self, fd: &impl AsFd) {
+        sys::send(self.socket.as_fd(), Message::new(Kind::Holding, 0, 0, 0).as_bytes(), &[fd.as_fd()])
+            .unwrap();
+    }
+
+    fn log(&self, level: u64, text: &str) {
+        let message = Message::with_text(Kind::Log, level, text.as_bytes());
+        sys::send(self.socket.as_fd(), message.as_bytes(), &[]).unwrap();
+    }
+
+    /// The next message; none at the end of the connection.
+    fn hear(&self) -> Option<(Message, Vec<OwnedFd>)> {
+        sys::poll(&[(self.socket.as_fd(), libc::POLLIN)], Some(Duration::from_secs(10))).unwrap();
+        let mut message = Message::new(Kind::Bye, 0, 0, 0);
+        let (len, fds) =
+            sys::receive(self.socket.as_fd(), message.as_bytes_mut()).expect("an answer in time");
+        (len > 0).then_some((message, fds))
+    }
+
+    fn lease(&self, device: u64) -> u64 {
+        self.say(Kind::Lease, device, 0, 0);
+        let (answer, _) = self.hear().unwrap();
+        assert_eq!((Kind::from_raw(answer.kind), answer.a), (Some(Kind::Leased), device));
+        answer.b
+    }
+}
+
+/// What the child does.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match role.as_str() {
+        "settings" => settings_role(),
+        "trunks" => trunks_role(),
+        "successor" => successor_role(),
+        "stranded" => stranded_role(),
+        "leaver" => leaver_role(),
+        "quitter" => quitter_role(),
+        "daemon" => daemon_role(),
+        "cleared" => cleared_role(),
+        "aside" => aside_role(),
+        "rude" => rude_role(),
+        other => panic!("no role {other}"),
+    }
+    std::io::stdout().flush().unwrap();
+    exit(0);
+}
+
+fn myself(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["role", "--exact", "--nocapture"]).env(ROLE, role);
+    command
+}
+
+/// Runs `role` under `pageout run ARGS`; what the role printed is behind the harness's own first lines.
+fn run(place: &Place, role: &str, args: &[&str]) -> Ended {
+    finish(&mut prepared(place, role, args))
+}
+
+fn prepared(place: &Place, role: &str, args: &[&str]) -> Command {
+    let program = std::env::current_exe().unwrap();
+    let mut command = place.pageout([&["run"], args].concat());
+    command.arg(program).args(["role", "--exact", "--nocapture"]).env(ROLE, role);
+    command
+}
+
+fn settings_role() {
+    let (_keeper, settings, stats, devices) = Keeper::served();
+    assert_eq!(settings.limit_bytes, 100 << 20);
+    assert_eq!((settings.swapin, settings.max_order, settings.log_level), (3, 4, 1));
+    assert_eq!((settings.devices, devices.len()), (2, 2));
+    assert_eq!(settings.device[0].priority, 5);
+    assert_eq!((settings.device[0].flags, settings.device[1].flags), (2 | 1, 1));
+    assert_eq!(settings.device[1].slots, 3 * TRUNK_SLOTS);
+    devices.iter().for_each(|device| device.write_all_at(b"page", 4096).unwrap());
+    stats.stats().pswpout.store(77, Relaxed);
+}
+
+#[test]
+fn processes_get_settings_counters_and_devices() {
+    let place = Place::new();
+    let ended = run(
+        &place,
+        "settings",
+        &[
+            "-m100M",
+            "--swapin=never",
+            "--max-order=4",
+            "-s",
+            "mem,size=64M,pri=5,rotational",
+            "-s",
+            "x,size=200M",
+            "--stats=out",
+            "--",
+        ],
+    );
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
+    let json: serde_json::Value = serde_json::from_reader(File::open(place.path("out")).unwrap()).unwrap();
+    assert_eq!(json["pswpout"], 77);
+    assert_eq!(json["processes"][0]["pswpout"], 77);
+    assert_eq!(json["processes"][0]["pid"], json["pid"]);
+}
+
+/// Takes all trunks, gives one back, takes it again, and leaves the rest to whoever comes next.
+fn trunks_role() {
+    let (keeper, _, _, devices) = Keeper::served();
+    let lent: Vec<u64> = (0..3).map(|_| keeper.lease(0)).collect();
+    assert_eq!((lent, keeper.lease(0)), (vec![0, 1, 2], NONE));
+    keeper.say(Kind::Return, 0, 1, 0);
+    assert_eq!((keeper.lease(0), keeper.lease(0)), (1, NONE));
+    devices[0].write_all_at(&[1; 4096], 0).unwrap();
+    drop(keeper);
+    let status = myself("successor").status().unwrap();
+    assert!(status.success());
+}
+
+fn successor_role() {
+    let (keeper, _, _, devices) = Keeper::served();
+    let lent: Vec<u64> = (0..3).map(|_| keeper.lease(0)).collect();
+    assert_eq!(lent.iter().sum::<u64>(), 3);
+    let mut page = [2; 4096];
+    devices[0].read_exact_at(&mut page, 0).unwrap();
+    assert_eq!(page, [0; 4096], "what the dead left is not for others to read");
+}
+
+#[test]
+fn trunks_are_lent_once_and_come_back() {
+    let place = Place::new();
+    let ended = run(&place, "trunks", &["-s", "x,size=192M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
+}
+
+/// Its keeper dies while a page is out: it must not read that page as zeros.
+fn stranded_role() {
+    let len = 4096;
+    // SAFETY: a new private mapping.
+    let page = unsafe {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    let uffd = Uffd::open(Features::empty(), true).unwrap();
+    // SAFETY: our mapping, which nobody uses yet.
+    unsafe { uffd.register(page as usize, len, RegisterMode::MISSING).unwrap() };
+    // SAFETY: a descriptor that is open and only ours.
+    let uffd = unsafe { OwnedFd::from_raw_fd(uffd.into_fd().into_raw_fd()) };
+    let (keeper, ..) = Keeper::served();
+    keeper.hold(&uffd);
+    // What a keeper that is killed does: everything of its own is closed, in whatever order.
+    drop(keeper);
+    drop(uffd);
+    // SAFETY: our mapping.
+    let value = unsafe { page.cast::<u8>().read_volatile() };
+    println!("read {value}");
+}
+
+#[test]
+fn a_process_whose_keeper_died_is_killed_and_never_reads_zeros() {
+    let place = Place::new();
+    let begin = Instant::now();
+    let ended = run(&place, "stranded", &["-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 137);
+    assert!(!ended.out.contains("read"), "{}", ended.out);
+    let line = "its engine ended without a word while memory was swapped out; killed, so that it cannot go on with zeros\n";
+    assert!(ended.err.starts_with("pageout: ") && ended.err.ends_with(line), "{}", ended.err);
+    assert_eq!(ended.err.lines().count(), 1);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+/// Ends with its keeper, as `exit_group` does, without a word.
+fn leaver_role() {
+    let (keeper, ..) = Keeper::served();
+    keeper.hold(&File::open("/dev/null").unwrap());
+    keeper.log(1, "a warning");
+    keeper.log(2, "unheard");
+    exit(9);
+}
+
+#[test]
+fn a_process_that_ends_is_not_stranded() {
+    let place = Place::new();
+    let ended = run(&place, "leaver", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (9, "pageout: a warning\n"));
+}
+
+/// The engine gives up and says so.
+fn quitter_role() {
+    let (keeper, ..) = Keeper::served();
+    keeper.hold(&File::open("/dev/null").unwrap());
+    keeper.log(0, "swap: the device is gone");
+    keeper.say(Kind::Bye, 2, 0, 0);
+    drop(keeper);
+    thread::sleep(Duration::from_secs(30));
+}
+
+#[test]
+fn a_process_whose_engine_stops_is_stopped() {
+    let place = Place::new();
+    let ended = run(&place, "quitter", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (137, "pageout: swap: the device is gone\n"));
+}
+
+/// Leaves a process behind that is served for a while.
+fn daemon_role() {
+    if std::env::var_os("PAGEOUT_TEST_CHILD").is_some() {
+        let (keeper, ..) = Keeper::served();
+        println!("serving");
+        std::io::stdout().flush().unwrap();
+        thread::sleep(Duration::from_millis(600));
+        assert_eq!(keeper.lease(0), 0);
+        File::create("daemon-was-served").unwrap();
+        return;
+    }
+    let mut child = myself("daemon");
+    let mut child = child.env("PAGEOUT_TEST_CHILD", "1").stdout(Stdio::piped()).spawn().unwrap();
+    // Only when it is served may we end.
+    let mut out = String::new();
+    while !out.contains("serving") {
+        let mut byte = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
+        out.push(byte[0] as char);
+    }
+    exit(5);
+}
+
+#[test]
+fn processes_that_the_program_left_are_served_to_their_end() {
+    let place = Place::new();
+    let begin = Instant::now();
+    let ended = run(&place, "daemon", &["-v", "-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 5);
+    assert_eq!(ended.err, "pageout: the program has ended; staying for the processes that it left\n");
+    assert!(place.path("daemon-was-served").exists());
+    assert!(begin.elapsed() >= Duration::from_millis(600));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_them() {
+    let place = Place::new();
+    let child = prepared(&place, "daemon", &["-v", "-s", "mem,size=64M", "--"]).spawn().unwrap();
+    thread::sleep(Duration::from_millis(300));
+    // SAFETY: a child that is not reaped yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let ended = wait(child);
+    assert!(ended.status == 5 || ended.status == 143, "{ended:?}");
+}
+
+/// Its keeper finds nothing to do.
+fn aside_role() {
+    let (keeper, ..) = Keeper::served();
+    keeper.say(Kind::Bye, 3, 0, 0);
+    drop(keeper);
+    thread::sleep(Duration::from_millis(800));
+}
+
+#[test]
+fn a_process_whose_keeper_stepped_aside_is_no_stray() {
+    let place = Place::new();
+    let ended = run(&place, "aside", &["--strict", "-m", "max", "-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
+/// Starts a program that no library is preloaded into.
+fn cleared_role() {
+    let (_keeper, ..) = Keeper::served();
+    let status = Command::new("sleep").arg("1").env_clear().status().unwrap();
+    println!("{status}");
+}
+
+#[test]
+fn descendants_without_the_agent_are_told_of_or_killed() {
+    let place = Place::new();
+    let told = run(&place, "cleared", &["-s", "mem,size=64M", "--"]);
+    let line = "(sleep): its environment was cleared, so pageout was not preloaded; ";
+    assert!(told.err.contains(&format!("{line}its memory is not limited\n")), "{}", told.err);
+    assert_eq!((told.err.lines().count(), told.status), (1, 0));
+    let killed = run(&place, "cleared", &["--strict", "-s", "mem,size=64M", "--"]);
+    assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
+    assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+}
+
+/// Says what nobody understands; others are served all the same.
+fn rude_role() {
+    let old = Keeper::connect();
+    old.say(Kind::Hello, 1, 0, VERSION + 1);
+    assert!(old.hear().is_none());
+    let early = Keeper::connect();
+    early.say(Kind::Lease, 0, 0, 0);
+    assert!(early.hear().is_none());
+    let (wrong, ..) = Keeper::served();
+    wrong.say(Kind::Return, 0, 5, 0);
+    assert!(wrong.hear().is_none());
+    let short = Keeper::connect();
+    sys::send(short.socket.as_fd(), b"hello", &[]).unwrap();
+    assert!(short.hear().is_none());
+    let (polite, ..) = Keeper::served();
+    polite.say(Kind::Lease, 99, 0, 0);
+    assert!(polite.hear().is_none());
+    assert_eq!(Keeper::served().0.lease(0), 0);
+}
+
+#[test]
+fn nonsense_ends_a_connection_and_nothing_else() {
+    let place = Place::new();
+    let ended = run(&place, "rude", &["-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 0, "{}{}", ended.out, ended.err);
+    assert_eq!(ended.err.lines().count(), 5, "{}", ended.err);
+}
