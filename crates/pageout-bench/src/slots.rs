@@ -1,0 +1,217 @@
+//! `pageout-bench slots`: allocating and freeing slots, by threads that share an allocator and by as many
+//! that have one each, so that what the machine's shared parts cost cancels out of the ratio.
+//!
+//! Both ways run in short slices in turn; each figure is that of the best slices, so that other work
+//! on the machine does not decide.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use pageout::slot::*;
+
+/// Slots that a thread holds at a time: two clusters' worth, or two runs.
+const HELD_SLOTS: usize = 2 * CLUSTER_SLOTS;
+/// What a thread allocates and frees at a time, in runs.
+const BATCH: usize = 64;
+/// The trunks of a device for each thread.
+const TRUNKS_EACH: u64 = 8;
+
+#[derive(Args)]
+pub struct SlotsArgs {
+    /// Numbers of threads
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16")]
+    threads: Vec<usize>,
+    /// Orders of the runs
+    #[arg(long, value_delimiter = ',', default_value = "0,4,9")]
+    orders: Vec<u8>,
+    /// How long each figure may take, in seconds
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+/// Prints the table.
+pub fn run(args: &SlotsArgs) -> Result<()> {
+    ensure!(args.orders.iter().all(|&order| order <= CLUSTER_ORDER), "--orders: at most {CLUSTER_ORDER}");
+    ensure!(args.threads.iter().all(|n| (1..=256).contains(n)), "--threads: 1 to 256");
+    println!(
+        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}",
+        "threads", "order", "device", "shared", "own", "ratio", "locks/slot", "waits/1M"
+    );
+    println!(
+        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}",
+        "", "", "", "Mslot/s", "Mslot/s", "%", "", "allocs"
+    );
+    for &threads in &args.threads {
+        for &order in &args.orders {
+            for aged in [false, true] {
+                let row = measure(threads, order, aged, Duration::from_secs_f64(args.seconds));
+                let device = if aged { "aged" } else { "fresh" };
+                println!(
+                    "{threads:>7} {order:>5} {device:>6} {:>10.1} {:>10.1} {:>7.1} {:>12.4} {:>9.1}",
+                    row.shared / 1e6,
+                    row.own / 1e6,
+                    100.0 * row.shared / row.own,
+                    row.locks_per_slot,
+                    row.waits_per_million,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Row {
+    /// Slots a second, allocated and freed, by all threads together.
+    shared: f64,
+    own: f64,
+    locks_per_slot: f64,
+    waits_per_million: f64,
+}
+
+fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
+    let one = [allocator(threads, threads, aged)];
+    let each: Vec<Slots> = (0..threads).map(|_| allocator(threads, 1, aged)).collect();
+    let slice = Duration::from_millis(20);
+    let slices = (time.as_secs_f64() / slice.as_secs_f64() / 2.0).ceil().max(5.0) as usize;
+    let (mut shared, mut own) = (Vec::new(), Vec::new());
+    let (mut locks, mut waits, mut slots) = (0, 0, 0);
+    for _ in 0..slices {
+        let before = lock_counts();
+        let (done, rate) = work(&one, threads, order, slice);
+        let after = lock_counts();
+        locks += after.0 - before.0;
+        waits += after.1 - before.1;
+        slots += done;
+        shared.push(rate);
+        own.push(work(&each, threads, order, slice).1);
+    }
+    Row {
+        shared: best(shared),
+        own: best(own),
+        locks_per_slot: locks as f64 / slots as f64,
+        waits_per_million: waits as f64 * 1e6 / (slots >> order) as f64,
+    }
+}
+
+/// The mean of the best tenth.
+fn best(mut rates: Vec<f64>) -> f64 {
+    rates.sort_unstable_by(|a, b| b.total_cmp(a));
+    let n = rates.len().div_ceil(10);
+    rates[..n].iter().sum::<f64>() / n as f64
+}
+
+pub fn lock_counts() -> (u64, u64) {
+    let all = [&CLUSTER_LOCKS, &LIST_LOCKS, &DEVICE_LOCKS].map(|class| class.counts());
+    all.into_iter().fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
+}
+
+/// An allocator with room for `threads`; an aged one has one slot in eight used, all over, but for whole
+/// clusters here and there.
+fn allocator(cpus: usize, threads: usize, aged: bool) -> Slots {
+    let slots = Slots::new(cpus);
+    let size = TRUNKS_EACH * threads as u64 * TRUNK_SLOTS;
+    let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: size, first: 1 };
+    slots.swapon(config).expect("a first device");
+    if aged {
+        let owner = |i| Owner { space: 0, page: i as u64 };
+        let mut all = vec![Entry::INVALID; size as usize];
+        let mut random = Random(7);
+        let mut done = 0;
+        while done < all.len() {
+            let cpu = random.next() as usize % cpus;
+            let end = (done + BATCH).min(all.len());
+            match slots.alloc_batch(cpu, 0, owner, &mut all[done..end]) {
+                0 => break,
+                n => done += n,
+            }
+        }
+        all.truncate(done);
+        let stays = |entry: &Entry| {
+            let cluster = entry.slot() / CLUSTER_SLOTS as u64;
+            cluster % 4 != 0 && Random(entry.slot()).next() % 8 == 0
+        };
+        all.retain(|entry| !stays(entry));
+        random.shuffle(&mut all);
+        all.chunks_mut(BATCH).for_each(|chunk| slots.put_batch(chunk).expect("slots in use"));
+    }
+    slots
+}
+
+/// Lets each thread allocate and free for a while; returns the slots that went round, and how many a second.
+fn work(each: &[Slots], threads: usize, order: u8, time: Duration) -> (u64, f64) {
+    let (ready, stop) = (Barrier::new(threads + 1), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|cpu| {
+                let (slots, ready, stop) = (&each[cpu % each.len()], &ready, &stop);
+                scope.spawn(move || worker(slots, cpu, order, ready, stop))
+            })
+            .collect();
+        ready.wait();
+        std::thread::sleep(time);
+        stop.store(true, Relaxed);
+        workers.into_iter().map(|worker| worker.join().expect("a worker")).fold((0, 0.0), |sum, worker| {
+            let (done, took): (u64, Duration) = worker;
+            (sum.0 + done, sum.1 + done as f64 / took.as_secs_f64())
+        })
+    })
+}
+
+fn worker(slots: &Slots, cpu: usize, order: u8, ready: &Barrier, stop: &AtomicBool) -> (u64, Duration) {
+    let batch = if order == 0 { BATCH } else { 1 };
+    let owner = |i| Owner { space: cpu as u16, page: i as u64 };
+    let rounds = (HELD_SLOTS >> order) / batch;
+    let mut held = vec![[Entry::INVALID; BATCH]; rounds];
+    let mut got = vec![0; rounds];
+    let put = |entries: &mut [Entry]| match order {
+        0 => slots.put_batch(entries).expect("slots in use"),
+        _ => entries.iter().for_each(|&entry| slots.put(entry, 1 << order).expect("a run in use")),
+    };
+    for (held, got) in held.iter_mut().zip(&mut got) {
+        *got = slots.alloc_batch(cpu, order, owner, &mut held[..batch]);
+    }
+    ready.wait();
+    let started = Instant::now();
+    let mut done = 0;
+    'work: loop {
+        for (held, got) in held.iter_mut().zip(&mut got) {
+            put(&mut held[..*got]);
+            *got = slots.alloc_batch(cpu, order, owner, &mut held[..batch]);
+            done += (*got as u64) << order;
+            if stop.load(Relaxed) {
+                break 'work;
+            }
+        }
+    }
+    let took = started.elapsed();
+    held.iter_mut().zip(got).for_each(|(held, got)| put(&mut held[..got]));
+    (done, took)
+}
+
+/// A small generator, the same on every machine.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn shuffle<T>(&mut self, of: &mut [T]) {
+        for i in (1..of.len()).rev() {
+            let other = self.below(i + 1);
+            of.swap(i, other);
+        }
+    }
+}

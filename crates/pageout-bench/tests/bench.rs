@@ -1,0 +1,258 @@
+//! The whole command, against a stand-in for pageout and, where root allows it, the kernel's swap.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const BENCH: &str = env!("CARGO_BIN_EXE_pageout-bench");
+
+/// A directory of the test's own, gone at its end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("pageout-bench-test.{}.{name}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Dir(dir)
+    }
+
+    /// A `pageout` that runs the command without any limit and says it swapped `pages`.
+    fn stand_in(&self, pages: u32) -> PathBuf {
+        let path = self.0.join("pageout");
+        let script = format!(
+            r#"#!/bin/sh
+while [ "$1" != -- ]; do [ "$1" = --stats ] && stats=$2; shift; done
+shift
+"$@"
+status=$?
+echo '{{"pswpin": {pages}, "pswpout": {pages}, "locks": {{"cluster": {{"waits": 1}}}}}}' > "$stats"
+exit $status
+"#
+        );
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(BENCH).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0).unwrap_or(false)
+}
+
+#[test]
+fn workloads_verify_and_print_one_line() {
+    let works: [(&[&str], &str); 5] = [
+        (&["seq", "--size", "8M", "--threads", "2", "--rounds", "2"], "swap-w-seq.throughput"),
+        (
+            &["seq", "--size", "8M", "--processes", "2", "--rounds", "2", "--repeat", "4"],
+            "swap-w-seq.read_back",
+        ),
+        (&["readback", "--size", "8M"], "readback.throughput"),
+        (
+            &["rand", "--size", "8M", "--threads", "2", "--seconds", "100ms", "--spread", "zipf"],
+            "swap-w-rand.p99_us",
+        ),
+        (&["zipf", "--size", "8M", "--memory", "2M", "--accesses", "20000"], "zipf.lru_hit_%"),
+    ];
+    for (work, metric) in works {
+        let output = bench(&[&["work"], work].concat());
+        assert!(output.status.success(), "{work:?}: {}", text(&output.stderr));
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(value["metrics"][metric].as_f64().unwrap() > 0.0, "{work:?}");
+    }
+}
+
+#[test]
+fn compares_with_a_stand_in() {
+    let dir = Dir::new("compare");
+    let (pageout, json) = (dir.stand_in(1000), dir.0.join("out.json"));
+    let output = bench(&[
+        "compare",
+        "--engines",
+        "none,pageout:--swapin never",
+        "--rounds",
+        "2",
+        "--memory",
+        "16M",
+        "--pageout",
+        pageout.to_str().unwrap(),
+        "--dir",
+        dir.0.to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "seq",
+        "--size",
+        "8M",
+        "--rounds",
+        "2",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("%change") && table.contains("swap-w-seq.throughput"), "{table}");
+    assert!(table.contains("locks.cluster.waits") && table.contains("pageout:--swapin never"), "{table}");
+
+    let page = dir.0.join("docs/results.md");
+    fs::create_dir(page.parent().unwrap()).unwrap();
+    let output = bench(&["report", "--from", json.to_str().unwrap(), "--out", page.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("swap-w-seq-throughput.svg") && page.contains("pageout-bench compare"), "{page}");
+    assert!(dir.0.join("docs/plots/swap-w-seq-throughput.svg").exists());
+}
+
+#[test]
+fn a_run_that_swapped_nothing_fails() {
+    let dir = Dir::new("nothing");
+    let pageout = dir.stand_in(0);
+    let args = |fits: &'static str| {
+        let common = ["compare", "--rounds", "1", "--memory", "16M", "--engines", "pageout", "--pageout"];
+        let mut args: Vec<String> = common.map(String::from).to_vec();
+        args.extend([pageout.display().to_string(), "--dir".into(), dir.0.display().to_string()]);
+        args.extend(
+            [fits, "seq", "--size", "4M", "--rounds", "1"]
+                .iter()
+                .filter(|a| !a.is_empty())
+                .map(|a| a.to_string()),
+        );
+        args
+    };
+    let run = |args: Vec<String>| bench(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let output = run(args(""));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("measured nothing"), "{}", text(&output.stderr));
+    assert!(run(args("--fits")).status.success());
+}
+
+#[test]
+fn says_what_is_wrong() {
+    let missing = bench(&["compare", "--engines", "pageout", "--pageout", "/no/such", "seq"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(text(&missing.stderr).contains("left out pageout: /no/such"), "{}", text(&missing.stderr));
+    let engine = bench(&["compare", "--engines", "zram", "seq"]);
+    assert!(text(&engine.stderr).contains("not an engine"), "{}", text(&engine.stderr));
+    let work = bench(&["compare", "--engines", "none", "sequence"]);
+    assert!(text(&work.stderr).contains("unrecognized subcommand"), "{}", text(&work.stderr));
+    let crash = bench(&["program", "--engines", "none", "--rounds", "1", "sh", "-c", "kill -9 $$"]);
+    assert!(text(&crash.stderr).contains("ended with status 137"), "{}", text(&crash.stderr));
+    let slow =
+        bench(&["program", "--engines", "none", "--rounds", "1", "--time-limit", "200ms", "sleep", "60"]);
+    assert!(text(&slow.stderr).contains("--time-limit"), "{}", text(&slow.stderr));
+}
+
+#[test]
+fn asks_answer_no_without_figures() {
+    let dir = Dir::new("asks");
+    let pageout = dir.stand_in(1000);
+    let output = bench(&[
+        "asks",
+        "--only",
+        "start",
+        "--rounds",
+        "1",
+        "--memory",
+        "16M",
+        "--dir",
+        dir.0.to_str().unwrap(),
+        "--pageout",
+        pageout.to_str().unwrap(),
+    ]);
+    let verdict = text(&output.stdout);
+    assert!(verdict.contains("start later than alone") && verdict.contains("of 1 met"), "{verdict}");
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", text(&output.stderr));
+}
+
+/// Marks the processes of one test, by their environment.
+const MARK: &str = "PAGEOUT_BENCH_TEST";
+
+/// What the bench may leave behind of the process `pid` and of processes marked `mark`.
+fn left_behind(pid: u32, mark: &str, dir: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        // A zombie's environment is empty: it is gone but for a parent that looks.
+        let environment = fs::read(process.path().join("environ")).unwrap_or_default();
+        if environment.split(|byte| *byte == 0).any(|entry| entry == format!("{MARK}={mark}").as_bytes()) {
+            left.push(format!("process {}", process.file_name().to_string_lossy()));
+        }
+    }
+    let name = format!("pageout-bench.{pid}");
+    for place in [dir, &std::env::temp_dir(), Path::new("/dev/shm")] {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains(&name) {
+                left.push(entry.path().display().to_string());
+            }
+        }
+    }
+    for file in ["/proc/swaps", "/proc/self/mounts"] {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        left.extend(text.lines().filter(|line| line.contains(&name)).map(String::from));
+    }
+    let cgroups = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
+    left.extend(text(&cgroups.stdout).lines().map(String::from));
+    left
+}
+
+/// Starts a long run, kills the bench by `signal` in the middle, and waits for all to be gone.
+fn killed_in_the_middle(engine: &str, signal: &str) {
+    let mark = format!("{engine}-{signal}.{}", std::process::id());
+    let dir = Dir::new(&mark);
+    let pageout = dir.stand_in(1);
+    let mut child = Command::new(BENCH)
+        .env(MARK, &mark)
+        .args(["compare", "--engines", engine, "--rounds", "1", "--memory", "32M", "--pageout"])
+        .arg(&pageout)
+        .arg("--dir")
+        .arg(&dir.0)
+        .args(["--time-limit", "60", "seq", "--size", "64M", "--rounds", "100000"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(child.try_wait().unwrap().is_none(), "{engine}: it ended before it was killed");
+    assert!(Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status().unwrap().success());
+    child.wait().unwrap();
+    let begun = Instant::now();
+    loop {
+        let left = left_behind(pid, &mark, &dir.0);
+        if left.is_empty() {
+            break;
+        }
+        // Killed outright, the bench cannot wait for its janitor; interrupted it does.
+        assert!(
+            signal == "KILL" && begun.elapsed() < Duration::from_secs(10),
+            "{engine} {signal}: left {left:?}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn nothing_is_left_after_an_end_in_the_middle() {
+    for signal in ["INT", "KILL"] {
+        killed_in_the_middle("pageout", signal);
+        killed_in_the_middle("pageout-file", signal);
+        if is_root() {
+            killed_in_the_middle("kernel-file", signal);
+            if Path::new("/sys/class/zram-control").exists() {
+                killed_in_the_middle("kernel-zram", signal);
+            }
+        }
+    }
+}
