@@ -1,0 +1,31 @@
+//! Programs under allocators other than the C library's, preloaded before the agent.
+
+use super::runtimes::{perl, python};
+use super::text::sort;
+use super::{Program, Size, MIB};
+use std::path::Path;
+
+const LIBRARY_DIRS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"];
+
+pub(super) fn programs(size: Size) -> Vec<Program> {
+    let mib = size.pick(150, 1024);
+    vec![
+        under(python("jemalloc-python", mib), "libjemalloc.so.2"),
+        under(sort("jemalloc-sort", size.pick(64, 512) * MIB), "libjemalloc.so.2"),
+        under(perl("mimalloc-perl", mib), "libmimalloc.so.2"),
+        under(python("mimalloc-python", mib), "libmimalloc.so.2"),
+    ]
+}
+
+/// The program with `library` preloaded, and Python's own allocator out of its way.
+fn under(program: Program, library: &'static str) -> Program {
+    let found = LIBRARY_DIRS.iter().map(|dir| Path::new(dir).join(library)).find(|path| path.exists());
+    let path: &'static str = match found {
+        Some(path) => path.to_string_lossy().into_owned().leak(),
+        // Names what is missing: the test is skipped for it.
+        None => format!("{}/{library}", LIBRARY_DIRS[0]).leak(),
+    };
+    let Program { command, .. } = program;
+    let command = move |input: &Path| command(input).env("LD_PRELOAD", path).env("PYTHONMALLOC", "malloc");
+    Program { command: Box::new(command), ..program }.needs(&[path])
+}

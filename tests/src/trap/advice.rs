@@ -1,0 +1,272 @@
+//! What programs tell the kernel about memory: not needed, free, locked, guarded, cold.
+
+use super::load::{together, Churn, Dice};
+use super::span::{load, pattern, store, Span, BLOCK, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::c_int;
+use std::time::{Duration, Instant};
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("dontneed", "drops parts of evicted memory; the others stay", |c| dontneed(c, sys::advise)),
+    Trap::new("dontneed-raw", "the same by the bare system call", |c| dontneed(c, sys::advise_raw)),
+    Trap::new("free", "frees parts lazily, then writes to them", |c| free(c, sys::advise)),
+    Trap::new("free-raw", "the same by the bare system call", |c| free(c, sys::advise_raw)),
+    Trap::new("dontneed-race", "drops while others evict", dontneed_race),
+    Trap::new("free-race", "frees lazily while others evict", |c| free_race(c, sys::advise)),
+    Trap::new("free-race-raw", "the same by the bare system call", |c| free_race(c, sys::advise_raw)),
+    Trap::new("dontneed-readers", "drops what other threads are reading", dontneed_readers),
+    Trap::new("event-storm", "faults are served while others drop and unmap without a pause", event_storm),
+    Trap::new("advice-storm", "WILLNEED, COLD, PAGEOUT, POPULATE, COLLAPSE and others at random", storm),
+    Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
+    Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
+    Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
+    Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
+];
+
+type Advise = fn(Span, c_int) -> Outcome;
+
+fn dontneed(ctx: &Ctx, advise: Advise) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for part in [7 * PAGE, 300 << 10] {
+        let odd = || field.pieces(part).skip(1).step_by(2);
+        field.fill(1);
+        ballast.walk()?;
+        odd().try_for_each(|piece| advise(piece, libc::MADV_DONTNEED))?;
+        odd().try_for_each(Span::check_zero)?;
+        field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
+        odd().for_each(|piece| piece.fill(2));
+        ballast.walk()?;
+        odd().try_for_each(|piece| piece.check(2))?;
+    }
+    // And all of it at once.
+    advise(field, libc::MADV_DONTNEED)?;
+    field.check_zero()
+}
+
+fn free(ctx: &Ctx, advise: Advise) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let part = 96 << 10;
+    let odd = || field.pieces(part).skip(1).step_by(2);
+    odd().try_for_each(|piece| advise(piece, libc::MADV_FREE))?;
+    odd().try_for_each(|piece| piece.check_zero_or(1))?;
+    // One word of each freed page: it stays, and the page has no word of others.
+    for page in odd().flat_map(|piece| piece.pieces(PAGE)) {
+        store(page.start, pattern(page.start, 2));
+    }
+    ballast.walk()?;
+    for page in odd().flat_map(|piece| piece.pieces(PAGE)) {
+        ensure!(load(page.start) == pattern(page.start, 2), "a write after MADV_FREE is lost");
+        page.part(8, PAGE - 8).check_zero_or(1)?;
+    }
+    field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
+    odd().for_each(|piece| piece.fill(3));
+    ballast.walk()?;
+    odd().try_for_each(|piece| piece.check(3))
+}
+
+/// Runs `turn(piece, generation, dice)` on pieces that two threads own, while others evict.
+fn race(ctx: &Ctx, turn: impl Fn(Span, u16, &mut Dice) -> Outcome + Sync) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    let deadline = ctx.deadline();
+    together(2, |index| {
+        let mine = if index == 0 { field.halves().0 } else { field.halves().1 };
+        let pieces: Vec<_> = mine.pieces((192 << 10) + PAGE).collect();
+        let mut generations = vec![1u16; pieces.len()];
+        let mut dice = Dice::new(index);
+        pieces.iter().for_each(|piece| piece.fill(1));
+        while Instant::now() < deadline {
+            let which = dice.roll(pieces.len());
+            pieces[which].check(generations[which])?;
+            generations[which] += 1;
+            turn(pieces[which], generations[which], &mut dice)?;
+            pieces[which].check(generations[which])?;
+        }
+        pieces.iter().zip(generations).try_for_each(|(piece, generation)| piece.check(generation))
+    })?;
+    churn.end()
+}
+
+fn dontneed_race(ctx: &Ctx) -> Outcome {
+    race(ctx, |piece, generation, _| {
+        sys::advise(piece, libc::MADV_DONTNEED)?;
+        piece.check_zero()?;
+        piece.fill(generation);
+        Ok(())
+    })
+}
+
+fn free_race(ctx: &Ctx, advise: Advise) -> Outcome {
+    race(ctx, |piece, generation, dice| {
+        advise(piece, libc::MADV_FREE)?;
+        if dice.roll(2) == 0 {
+            piece.check_zero_or(generation - 1)?;
+        }
+        piece.fill(generation);
+        Ok(())
+    })
+}
+
+fn dontneed_readers(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map_aligned((ctx.half() / 8).next_multiple_of(BLOCK), BLOCK)?;
+    let deadline = ctx.deadline();
+    together(3, |index| {
+        let mut dice = Dice::new(index);
+        while Instant::now() < deadline {
+            let page = field.page(dice.roll(field.pages()));
+            if index == 0 {
+                page.fill(1);
+                sys::advise(page, libc::MADV_DONTNEED)?;
+                page.check_zero()?;
+            } else {
+                page.check_zero_or(1)?;
+            }
+        }
+        Ok(())
+    })?;
+    churn.end()
+}
+
+/// Two threads raise events in a tight loop; the third must get its pages all the same.
+fn event_storm(ctx: &Ctx) -> Outcome {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let (field, _) = ctx.evicted()?;
+    let deadline = ctx.deadline();
+    together(3, |index| {
+        if index > 0 {
+            while Instant::now() < deadline {
+                let fresh = sys::map(16 * PAGE)?;
+                fresh.page(0).fill(1);
+                sys::advise(fresh, libc::MADV_DONTNEED)?;
+                fresh.page(0).check_zero()?;
+                sys::unmap(fresh)?;
+            }
+            return Ok(());
+        }
+        let mut dice = Dice::new(1);
+        let mut longest = Duration::ZERO;
+        while Instant::now() < deadline {
+            let begin = Instant::now();
+            field.page(dice.roll(field.pages())).check(1)?;
+            longest = longest.max(begin.elapsed());
+        }
+        ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
+        Ok(())
+    })?;
+    field.check(1)
+}
+
+fn storm(ctx: &Ctx) -> Outcome {
+    let advices = [
+        libc::MADV_NORMAL,
+        libc::MADV_RANDOM,
+        libc::MADV_SEQUENTIAL,
+        libc::MADV_WILLNEED,
+        libc::MADV_COLD,
+        libc::MADV_PAGEOUT,
+        libc::MADV_POPULATE_READ,
+        libc::MADV_POPULATE_WRITE,
+        libc::MADV_HUGEPAGE,
+        libc::MADV_COLLAPSE,
+        libc::MADV_NOHUGEPAGE,
+        libc::MADV_DONTDUMP,
+        libc::MADV_DODUMP,
+        libc::MADV_MERGEABLE,
+        libc::MADV_UNMERGEABLE,
+    ];
+    race(ctx, |piece, generation, dice| {
+        for _ in 0..4 {
+            // COLLAPSE may fail, and a kernel may lack one; what counts is that the content stays.
+            let _ = sys::advise(piece, advices[dice.roll(advices.len())]);
+        }
+        piece.check(generation - 1)?;
+        piece.fill(generation);
+        let _ = sys::advise(piece, advices[dice.roll(advices.len())]);
+        Ok(())
+    })
+}
+
+fn guard(ctx: &Ctx) -> Outcome {
+    const MADV_GUARD_INSTALL: c_int = 102;
+    const MADV_GUARD_REMOVE: c_int = 103;
+    let (field, mut ballast) = ctx.evicted()?;
+    if sys::advise(field.page(1), MADV_GUARD_INSTALL).is_err() {
+        return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
+    }
+    let part = 40 << 10;
+    let odd = || field.pieces(part).skip(1).step_by(2);
+    odd().try_for_each(|piece| sys::advise(piece, MADV_GUARD_INSTALL))?;
+    ballast.walk()?;
+    for piece in odd().step_by(16) {
+        ensure!(!sys::is_readable(piece.start)?, "a guard page at {:#x} can be read", piece.start);
+        ensure!(!sys::is_writable(piece.end() - 8)?, "a guard page at {:#x} can be written", piece.end() - 8);
+    }
+    sys::advise(field.page(1), MADV_GUARD_REMOVE)?;
+    field.page(1).check_zero()?;
+    field.page(1).fill(1);
+    field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
+    odd().try_for_each(|piece| sys::advise(piece, MADV_GUARD_REMOVE))?;
+    odd().try_for_each(Span::check_zero)?;
+    odd().for_each(|piece| piece.fill(2));
+    ballast.walk()?;
+    field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
+    odd().try_for_each(|piece| piece.check(2))
+}
+
+fn mlock(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // An eighth of the limit, and what an ordinary user may lock.
+    let part = field.part(3 * PAGE, (ctx.size / 32).clamp(PAGE, 4 << 20));
+    sys::lock(part)?;
+    let all_there = || {
+        let there = sys::resident(part)?;
+        ensure!(there == part.pages(), "{there} of {} locked pages are in memory", part.pages());
+        Ok::<(), Stop>(())
+    };
+    all_there()?;
+    for generation in 2..4 {
+        field.fill(generation);
+        ballast.walk()?;
+        all_there()?;
+        field.check(generation)?;
+    }
+    sys::unlock(part)?;
+    ballast.walk()?;
+    field.check(3)?;
+    field.fill(4);
+    ballast.walk()?;
+    field.check(4)
+}
+
+fn mlockall_future(ctx: &Ctx) -> Outcome {
+    mlockall(ctx, libc::MCL_FUTURE)
+}
+
+fn mlockall_onfault(ctx: &Ctx) -> Outcome {
+    mlockall(ctx, libc::MCL_FUTURE | libc::MCL_ONFAULT)
+}
+
+/// The lock covers what is mapped later, the engine's own memory included, but not what is there.
+fn mlockall(ctx: &Ctx, flags: c_int) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: has no conditions.
+    if unsafe { libc::mlockall(flags) } != 0 {
+        return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
+    }
+    let locked = sys::map((ctx.size / 64).clamp(PAGE, 2 << 20))?;
+    locked.fill(9);
+    for generation in 2..4 {
+        field.check(generation - 1)?;
+        field.fill(generation);
+        ballast.walk()?;
+        locked.check(9)?;
+        let there = sys::resident(locked)?;
+        ensure!(there == locked.pages(), "{there} of {} locked pages are in memory", locked.pages());
+    }
+    // SAFETY: has no conditions.
+    sys::ret("munlockall", unsafe { libc::munlockall() })?;
+    ballast.walk()?;
+    field.check(3)?;
+    locked.check(9)
+}

@@ -1,0 +1,199 @@
+//! Forks: the child reads and writes memory that was out when it was made.
+
+use super::load::together;
+use super::span::PAGE;
+use super::{ensure, sys, Ctx, Outcome, Trap};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("fork", "the child reads all, the parent goes on writing", fork).may_log(),
+    Trap::new("fork-exit", "ten children that exit at once", fork_exit).may_log(),
+    Trap::new("fork-write", "parent and child write the same pages", fork_write).may_log(),
+    Trap::new("fork-deep", "a child of a child reads what its parents wrote", fork_deep).may_log(),
+    Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
+    Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
+    Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
+    Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
+    Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
+];
+
+fn fork(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let child = sys::fork(|| field.check(1))?;
+    field.fill(2);
+    ballast.walk()?;
+    field.check(2)?;
+    sys::wait_for(child, 0)?;
+    // And once more: what the first left behind is still shared, or was.
+    let child = sys::fork(|| field.check(2))?;
+    sys::wait_for(child, 0)?;
+    field.check(2)?;
+    ballast.walk()?;
+    field.check(2)
+}
+
+fn fork_exit(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for turn in 0..10 {
+        let child = sys::fork(|| Ok(()))?;
+        field.page(turn * 7).check(1)?;
+        sys::wait_for(child, 0)?;
+    }
+    field.check(1)?;
+    ballast.walk()?;
+    field.fill(2);
+    ballast.walk()?;
+    field.check(2)
+}
+
+fn fork_write(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let child = sys::fork(|| {
+        field.check(1)?;
+        for page in field.pieces(PAGE).step_by(3) {
+            page.fill(8);
+        }
+        for (index, page) in field.pieces(PAGE).enumerate() {
+            page.check(if index % 3 == 0 { 8 } else { 1 })?;
+        }
+        Ok(())
+    })?;
+    for page in field.pieces(PAGE).step_by(2) {
+        page.fill(9);
+    }
+    ballast.walk()?;
+    for (index, page) in field.pieces(PAGE).enumerate() {
+        page.check(if index % 2 == 0 { 9 } else { 1 })?;
+    }
+    sys::wait_for(child, 0)
+}
+
+fn fork_deep(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (low, high) = field.halves();
+    let child = sys::fork(|| {
+        low.fill(2);
+        let grandchild = sys::fork(|| {
+            low.check(2)?;
+            high.check(1)
+        })?;
+        high.fill(3);
+        sys::wait_for(grandchild, 0)?;
+        low.check(2)?;
+        high.check(3)
+    })?;
+    sys::wait_for(child, 0)?;
+    field.check(1)?;
+    ballast.walk()?;
+    field.check(1)
+}
+
+fn fork_threads(ctx: &Ctx) -> Outcome {
+    let (field, _) = ctx.evicted()?;
+    let writers = 2;
+    let each = field.len / writers / PAGE * PAGE;
+    let whole: Vec<AtomicU16> = (0..writers).map(|_| AtomicU16::new(1)).collect();
+    let stop = AtomicBool::new(false);
+    together(writers + 1, |index| {
+        if index < writers {
+            let mine = field.part(index * each, each);
+            let mut generation = 1;
+            while !stop.load(Ordering::Relaxed) {
+                mine.check(generation)?;
+                generation += 1;
+                mine.fill(generation);
+                whole[index].store(generation, Ordering::SeqCst);
+            }
+            return mine.check(generation);
+        }
+        let forks = (0..3).try_for_each(|_| {
+            let least: Vec<u16> = whole.iter().map(|g| g.load(Ordering::SeqCst)).collect();
+            let child = sys::fork(|| {
+                // The writers went on while the kernel copied: any later generation is right.
+                (0..writers).try_for_each(|w| field.part(w * each, each).check_among(least[w]..=u16::MAX))
+            })?;
+            sys::wait_for(child, 0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        forks
+    })
+}
+
+fn fork_stdio(ctx: &Ctx) -> Outcome {
+    let (read_end, write_end) = sys::pipe()?;
+    // SAFETY: the descriptor is ours; the FILE lies in the heap, which leaves like anything else.
+    let stream = unsafe { libc::fdopen(libc::dup(write_end.as_raw_fd()), c"w".as_ptr()) };
+    ensure!(!stream.is_null(), "fdopen failed");
+    // SAFETY: the stream is open.
+    unsafe { libc::fputs(c"begin ".as_ptr(), stream) };
+    let (field, mut ballast) = ctx.evicted()?;
+    ballast.walk()?;
+    let child = sys::fork(|| {
+        // SAFETY: the stream is open in the child too, with what the parent had put into it.
+        unsafe {
+            libc::fputs(c"child".as_ptr(), stream);
+            libc::fclose(stream);
+        }
+        field.check(1)
+    })?;
+    sys::wait_for(child, 0)?;
+    let mut text = [0u8; 64];
+    // SAFETY: the array takes what comes.
+    let n = unsafe { libc::read(read_end.as_raw_fd(), text.as_mut_ptr().cast(), text.len()) };
+    ensure!(
+        n == 11 && &text[..11] == b"begin child",
+        "the child's FILE wrote {:?}",
+        &text[..n.max(0) as usize]
+    );
+    field.check(1)
+}
+
+fn dontfork(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (kept, given) = field.halves();
+    sys::advise(kept, libc::MADV_DONTFORK)?;
+    let child = sys::fork(|| {
+        ensure!(!sys::is_readable(kept.start)?, "the child has memory that it should not get");
+        given.check(1)
+    })?;
+    sys::wait_for(child, 0)?;
+    field.check(1)?;
+    sys::advise(kept, libc::MADV_DOFORK)?;
+    ballast.walk()?;
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    field.check(1)
+}
+
+fn wipeonfork(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (wiped, given) = field.halves();
+    sys::advise(wiped, libc::MADV_WIPEONFORK)?;
+    let child = sys::fork(|| {
+        wiped.check_zero()?;
+        given.check(1)?;
+        wiped.fill(5);
+        wiped.check(5)
+    })?;
+    field.check(1)?;
+    sys::wait_for(child, 0)?;
+    ballast.walk()?;
+    field.check(1)
+}
+
+/// As sandboxes and runtimes of other languages do it: no handler of `pthread_atfork` runs.
+fn fork_raw(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let no_stack = 0;
+    // SAFETY: a plain fork; the child calls nothing that keeps state and leaves by `_exit`.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, no_stack, 0, 0, 0) };
+    sys::may_lack_memory("clone", child)?;
+    if sys::ret("clone", child)? == 0 {
+        sys::leave(field.check(1));
+    }
+    field.fill(2);
+    ballast.walk()?;
+    sys::wait_for(child as libc::pid_t, 0)?;
+    field.check(2)
+}

@@ -1,0 +1,59 @@
+//! New memory as fast as it can be had: what the limit is measured with.
+
+use super::load::together;
+use super::span::{load, pattern, store, Span, BLOCK, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use std::io::Write;
+
+pub const TRAPS: &[Trap] = &[Trap::new(
+    "touch",
+    "[malloc|mmap|huge|one]: says its pid and touches --size of new memory by --threads threads",
+    touch,
+)
+.helper()];
+
+fn touch(ctx: &Ctx) -> Outcome {
+    let new_piece: fn(usize) -> Result<Span, Stop> = match ctx.args.first().map(String::as_str) {
+        None | Some("mmap") => |_| sys::map(4 << 20),
+        Some("malloc") => |_| allocate(64 << 10),
+        Some("huge") => |_| huge(64 << 20),
+        Some("one") => sys::map,
+        Some(other) => return Err(Stop::Wrong(format!("touch knows no {other}"))),
+    };
+    println!("pid {}", std::process::id());
+    std::io::stdout().flush()?;
+    let each = ctx.size / ctx.threads;
+    together(ctx.threads, |_| {
+        let mut pieces = Vec::new();
+        let mut touched = 0;
+        while touched < each {
+            let piece = new_piece(each)?;
+            words_of(piece).for_each(|word| store(word, pattern(word, 1)));
+            touched += piece.len;
+            pieces.push(piece);
+        }
+        for word in pieces.into_iter().flat_map(words_of) {
+            ensure!(load(word) == pattern(word, 1), "the word at {word:#x} is {:#x}", load(word));
+        }
+        Ok(())
+    })
+}
+
+/// One word in each page.
+fn words_of(piece: Span) -> impl Iterator<Item = usize> {
+    (piece.start..piece.end()).step_by(PAGE)
+}
+
+fn allocate(len: usize) -> Result<Span, Stop> {
+    // SAFETY: the object is never freed.
+    let at = unsafe { libc::malloc(len) } as usize;
+    ensure!(at != 0, "malloc failed");
+    let start = at.next_multiple_of(8);
+    Ok(Span::new(start, len - (start - at)))
+}
+
+fn huge(len: usize) -> Result<Span, Stop> {
+    let piece = sys::map_aligned(len, BLOCK)?;
+    sys::advise(piece, libc::MADV_HUGEPAGE)?;
+    Ok(piece)
+}

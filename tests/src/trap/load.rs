@@ -1,0 +1,113 @@
+//! Pressure: memory that is written so that other memory has to leave.
+
+use super::span::{Span, BLOCK, PAGE};
+use super::sys;
+use super::{Outcome, Stop};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Memory written over and over; owned by one thread at a time.
+pub struct Ballast {
+    span: Span,
+    generation: u16,
+}
+
+impl Ballast {
+    /// Maps `len` bytes and fills them.
+    pub fn new(len: usize) -> Result<Self, Stop> {
+        let mut ballast = Ballast { span: sys::map(len / PAGE * PAGE)?, generation: 0 };
+        ballast.walk()?;
+        Ok(ballast)
+    }
+
+    /// Checks what the last walk wrote and writes the next generation: whatever else the program has
+    /// is then the older memory and leaves.
+    pub fn walk(&mut self) -> Outcome {
+        if self.generation > 0 {
+            self.span.check(self.generation)?;
+        }
+        self.generation = self.generation.wrapping_add(1).max(1);
+        self.span.fill(self.generation);
+        Ok(())
+    }
+}
+
+/// A thread that walks its ballast until it is told to end.
+pub struct Churn {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Outcome>,
+}
+
+impl Churn {
+    /// Fills `len` bytes of ballast, then goes on in a thread.
+    pub fn start(len: usize) -> Result<Self, Stop> {
+        let ballast = Ballast::new(len)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let stop = stop.clone();
+            move || churn(ballast, &stop)
+        });
+        Ok(Churn { stop, thread })
+    }
+
+    /// Ends the thread and says whether its own memory was right all the time.
+    pub fn end(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        join(self.thread)
+    }
+}
+
+fn churn(ballast: Ballast, stop: &AtomicBool) -> Outcome {
+    let Ballast { span, mut generation } = ballast;
+    loop {
+        for piece in span.pieces(BLOCK.min(span.len)) {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            piece.check(generation)?;
+            piece.fill(generation.wrapping_add(1));
+        }
+        generation = generation.wrapping_add(1);
+        if span.len % BLOCK != 0 && span.len > BLOCK {
+            let done = span.len / BLOCK * BLOCK;
+            span.part(done, span.len - done).fill(generation);
+        }
+    }
+}
+
+/// Waits for a thread and hands on what it found.
+pub fn join(thread: JoinHandle<Outcome>) -> Outcome {
+    thread.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?
+}
+
+/// Runs `work(0)` to `work(count - 1)` on a thread each and waits for all.
+pub fn together(count: usize, work: impl Fn(usize) -> Outcome + Sync) -> Outcome {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|index| {
+                let work = &work;
+                scope.spawn(move || work(index))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
+    })
+}
+
+/// A small generator of pseudo-random numbers: the same seed gives the same run.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: usize) -> Self {
+        Dice(0x9e37_79b9_7f4a_7c15 ^ (seed as u64).wrapping_mul(0xd134_2543_de82_ef95))
+    }
+
+    pub fn roll(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}

@@ -1,0 +1,300 @@
+//! Processes: descriptors, daemons, programs started and replaced, guests in the same memory.
+
+use super::load::{together, Ballast, Churn, Dice};
+use super::span::{load, pattern, Span, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::{c_int, c_void};
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("closefrom", "closes every descriptor beyond the third, again and again", closefrom),
+    Trap::new("descriptors", "sees no descriptors come that it did not open", descriptors),
+    Trap::new("daemon", "daemon(): the parent exits, the child goes on", daemon).need_not_swap().may_log(),
+    Trap::new("daemon-closefrom", "the same by two forks, all descriptors closed", daemon_closefrom)
+        .need_not_swap()
+        .may_log(),
+    Trap::new("fork-exec", "a child that reads, then becomes another program", fork_exec).may_log(),
+    Trap::new("vfork", "a vfork child touches evicted memory, closes all and exits", vfork).may_log(),
+    Trap::new("clone-vm", "a process that shares the memory and nothing else", clone_vm).may_log(),
+    Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
+    Trap::new("system", "system and popen", system).may_log(),
+    Trap::new("exec", "becomes another program", exec).may_log(),
+    Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
+    Trap::new("no-children", "waits for children that it does not have", no_children),
+];
+
+/// The file of this program.
+pub fn own_program() -> Result<PathBuf, Stop> {
+    Ok(std::env::current_exe()?)
+}
+
+fn close_all() {
+    // SAFETY: nothing of ours beyond the third descriptor is used after.
+    unsafe {
+        libc::close_range(3, libc::c_uint::MAX, 0);
+        for fd in 3..1024 {
+            libc::close(fd);
+        }
+    }
+}
+
+fn closefrom(ctx: &Ctx) -> Outcome {
+    close_all();
+    let (field, mut ballast) = ctx.evicted()?;
+    for generation in 2..5 {
+        close_all();
+        // And a descriptor of the program's own over each number that could have been somebody's.
+        for fd in 3..64 {
+            // SAFETY: these descriptors are nobody's now.
+            unsafe { libc::dup2(2, fd) };
+        }
+        field.check(generation - 1)?;
+        field.fill(generation);
+        ballast.walk()?;
+    }
+    close_all();
+    field.check(4)
+}
+
+fn own_descriptors() -> Result<Vec<String>, Stop> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let path = entry?.path();
+        // The directory that is being read is gone when its link is.
+        if let Ok(target) = std::fs::read_link(&path) {
+            all.push(format!("{} {}", path.display(), target.display()));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn descriptors(ctx: &Ctx) -> Outcome {
+    let before = own_descriptors()?;
+    let (field, mut ballast) = ctx.evicted()?;
+    ballast.walk()?;
+    let after = own_descriptors()?;
+    ensure!(before == after, "descriptors were {before:?} and are {after:?}");
+    field.check(1)
+}
+
+/// What the child of a daemon does: all the work, and it says how it went.
+pub fn go_on(field: Span, ballast: &mut Ballast) -> Outcome {
+    for generation in 2..4 {
+        field.check(generation - 1)?;
+        field.fill(generation);
+        ballast.walk()?;
+    }
+    field.check(3)
+}
+
+fn daemon(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: this program has one thread here.
+    let done = unsafe { libc::daemon(1, 1) };
+    sys::may_lack_memory("daemon", done)?;
+    sys::ret("daemon", done)?;
+    go_on(field, &mut ballast)
+}
+
+fn daemon_closefrom(ctx: &Ctx) -> Outcome {
+    close_all();
+    let (field, mut ballast) = ctx.evicted()?;
+    for _ in 0..2 {
+        close_all();
+        // SAFETY: this program has one thread here; the parents leave without destructors.
+        unsafe {
+            let child = libc::fork();
+            sys::may_lack_memory("fork", child)?;
+            if sys::ret("fork", child)? != 0 {
+                libc::_exit(0);
+            }
+            libc::setsid();
+        }
+    }
+    close_all();
+    go_on(field, &mut ballast)
+}
+
+fn arguments(ctx: &Ctx, name: &str, size: usize) -> Result<Vec<CString>, Stop> {
+    let program = own_program()?;
+    let words = [
+        program.as_os_str(),
+        OsStr::new(name),
+        OsStr::new("--size"),
+        OsStr::new(&size.to_string()),
+        OsStr::new("--seconds"),
+        OsStr::new(&ctx.time.as_secs_f64().to_string()),
+    ]
+    .map(|word| CString::new(word.as_bytes()));
+    words.into_iter().collect::<Result<_, _>>().map_err(|_| Stop::Wrong("an argument with a NUL".into()))
+}
+
+/// Becomes `trap NAME`; comes back only with an error.
+fn become_trap(words: &[CString]) -> Stop {
+    let mut pointers: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: the pointers are C strings and end with null.
+    unsafe { libc::execv(pointers[0], pointers.as_ptr()) };
+    Stop::Wrong(format!("exec: {}", std::io::Error::last_os_error()))
+}
+
+fn fork_exec(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let words = arguments(ctx, "fill", ctx.half())?;
+    // Its "ok" would be one too many on our own output.
+    // SAFETY: the descriptors are opened here.
+    let null =
+        unsafe { sys::ret("open", libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC))? };
+    let child = sys::fork(|| {
+        field.part(0, field.len / 4 / PAGE * PAGE).check(1)?;
+        // SAFETY: standard output of the child alone.
+        unsafe { libc::dup2(null, 1) };
+        Err(become_trap(&words))
+    })?;
+    field.fill(2);
+    ballast.walk()?;
+    field.check(2)?;
+    sys::wait_for(child, 0)
+}
+
+/// What a process gets that shares our memory.
+struct Guest {
+    field: Span,
+    right: AtomicBool,
+}
+
+/// Reads evicted memory, writes it, closes everything, leaves. Calls nothing that keeps state.
+extern "C" fn guest(argument: *mut c_void) -> c_int {
+    // SAFETY: `invite` passed it and waits.
+    let guest = unsafe { &*(argument as *const Guest) };
+    let (low, high) = guest.field.halves();
+    high.fill(6);
+    guest.right.store(low.check(1).is_ok() && high.check(6).is_ok(), Ordering::SeqCst);
+    close_all();
+    0
+}
+
+fn invite(ctx: &Ctx, flags: c_int) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let stack = sys::map(256 << 10)?;
+    let file = std::fs::File::open("/dev/null")?;
+    for _ in 0..3 {
+        let shared = Guest { field, right: AtomicBool::new(false) };
+        // SAFETY: the stack is the child's alone; what is shared outlives it.
+        let child = unsafe {
+            let top = stack.end() as *mut c_void;
+            libc::clone(
+                guest,
+                top,
+                libc::CLONE_VM | flags | libc::SIGCHLD,
+                (&raw const shared) as *mut c_void,
+            )
+        };
+        sys::ret("clone", child)?;
+        field.halves().0.check(1)?;
+        sys::wait_for(child, 0)?;
+        ensure!(shared.right.load(Ordering::SeqCst), "the other process found its memory wrong");
+        ballast.walk()?;
+        field.halves().1.check(6)?;
+        field.fill(1);
+        ballast.walk()?;
+    }
+    ensure!(file.metadata().is_ok(), "the child's closing closed our file");
+    field.check(1)
+}
+
+fn vfork(ctx: &Ctx) -> Outcome {
+    invite(ctx, libc::CLONE_VFORK)
+}
+
+fn clone_vm(ctx: &Ctx) -> Outcome {
+    invite(ctx, 0)
+}
+
+fn spawn(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map(ctx.half())?;
+    field.fill(1);
+    together(2, |index| {
+        let mut dice = Dice::new(index);
+        for _ in 0..5 {
+            let done = Command::new("/bin/sh").args(["-c", "exit 3"]).status()?;
+            ensure!(done.code() == Some(3), "sh ended with {done}");
+            field.page(dice.roll(field.pages())).check(1)?;
+        }
+        let size = (ctx.size / 8).to_string();
+        let out = Command::new(own_program()?).args(["fill", "--size", &size]).output()?;
+        ensure!(out.status.success() && out.stdout == b"ok\n", "a program of our own ended with {out:?}");
+        Ok(())
+    })?;
+    churn.end()?;
+    field.check(1)
+}
+
+fn system(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for code in [0, 3] {
+        let command = if code == 0 { c"exit 0" } else { c"exit 3" };
+        // SAFETY: a C string.
+        let status = unsafe { libc::system(command.as_ptr()) };
+        ensure!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == code, "system gave {status:#x}");
+        ballast.walk()?;
+    }
+    let mut line = [0 as libc::c_char; 64];
+    // SAFETY: C strings, and an array that takes the line.
+    unsafe {
+        let stream = libc::popen(c"echo hello; exit 4".as_ptr(), c"r".as_ptr());
+        ensure!(!stream.is_null(), "popen failed");
+        libc::fgets(line.as_mut_ptr(), line.len() as c_int, stream);
+        let status = libc::pclose(stream);
+        ensure!(libc::WEXITSTATUS(status) == 4, "pclose gave {status:#x}");
+        ensure!(std::ffi::CStr::from_ptr(line.as_ptr()) == c"hello\n", "popen read something else");
+    }
+    field.check(1)
+}
+
+fn exec(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    field.part(0, field.len / 2 / PAGE * PAGE).check(1)?;
+    Err(become_trap(&arguments(ctx, "fill", ctx.size)?))
+}
+
+fn exec_threads(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let words = arguments(ctx, "fill", ctx.size)?;
+    for index in 0..3 {
+        std::thread::spawn(move || {
+            let mut dice = Dice::new(index);
+            loop {
+                let page = field.page(dice.roll(field.pages()));
+                if load(page.start) != pattern(page.start, 1) {
+                    println!("wrong: a page changed");
+                }
+            }
+        });
+    }
+    std::thread::sleep(ctx.time / 10);
+    let thread = std::thread::spawn(move || Err(become_trap(&words)));
+    super::load::join(thread)
+}
+
+fn no_children(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let mut status = 0;
+    // SAFETY: the integer takes the status.
+    let r = unsafe { libc::waitpid(-1, &mut status, 0) };
+    ensure!(r == -1 && sys::errno() == libc::ECHILD, "waitpid found a child {r} that is not ours");
+    let child = sys::fork(|| Ok(()));
+    if let Ok(child) = child {
+        // SAFETY: as above.
+        let r = unsafe { libc::waitpid(-1, &mut status, 0) };
+        ensure!(r == child, "waitpid gave {r}, not our child {child}");
+    }
+    ballast.walk()?;
+    field.check(1)
+}

@@ -1,0 +1,510 @@
+//! Memory whose mappings move, vanish, come back or change their protection while pages are out.
+
+use super::load::{together, Ballast, Churn, Dice};
+use super::span::{decode, load, pattern, Span, BLOCK, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("realloc", "grows one object by realloc, which moves it by mremap", realloc),
+    Trap::new("mremap-move", "moves evicted memory to chosen addresses, then shrinks it", mremap_move),
+    Trap::new("mremap-over", "moves evicted memory over other evicted memory", mremap_over),
+    Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
+    Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
+    Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
+    Trap::new("map-fixed", "maps over evicted memory", map_fixed),
+    Trap::new("map-file-over", "maps a file over evicted memory, then nothing, then zeros", map_file_over),
+    Trap::new("munmap-parts", "unmaps parts of evicted memory and maps the holes again", munmap_parts),
+    Trap::new("mprotect", "read-only, none and back, on evicted memory", mprotect),
+    Trap::new("mprotect-race", "the same while others evict", mprotect_race),
+    Trap::new("commit", "commits and uncommits by MAP_FIXED, as java does", commit),
+    Trap::new("unmap-race", "one thread unmaps, another maps the same address again", unmap_race),
+    Trap::new("fixed-readers", "one thread maps over and fills what others read", fixed_readers),
+    Trap::new("areas", "as many areas as the kernel allows, nearly", areas),
+    Trap::new("jit", "code that is written, evicted, made executable and run", jit),
+    Trap::new("mseal", "sealed memory is evicted like any other", mseal),
+];
+
+fn realloc(ctx: &Ctx) -> Outcome {
+    const ORIGIN: usize = 0x1000_0000;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let step = (ctx.half() / 16).next_multiple_of(PAGE);
+    let mut object = Span::new(0, 0);
+    for generation in 1..=16u16 {
+        // SAFETY: null, or what the last round got.
+        let at = unsafe { libc::realloc(object.as_ptr(), object.len + step) } as usize;
+        ensure!(at != 0, "realloc failed");
+        let old = object.len;
+        object = Span::new(at, old + step);
+        object.part(old, step).fill_as(ORIGIN + old, generation);
+        if generation % 4 == 0 {
+            ballast.walk()?;
+        }
+    }
+    for generation in 1..=16u16 {
+        let offset = usize::from(generation - 1) * step;
+        object.part(offset, step).check_as(ORIGIN + offset, generation)?;
+    }
+    // SAFETY: the object is malloc's; a smaller one keeps what it has.
+    let at = unsafe { libc::realloc(object.as_ptr(), step) } as usize;
+    Span::new(at, step).check_as(ORIGIN, 1)?;
+    // SAFETY: as above.
+    unsafe { libc::free(at as *mut _) };
+    Ok(())
+}
+
+fn mremap_move(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let place = sys::map_at(0, field.len, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // In pieces, the order of places reversed.
+    let pieces: Vec<_> = field.pieces(BLOCK).zip(place.pieces(BLOCK).rev()).collect();
+    for (from, to) in &pieces {
+        sys::remap(*from, from.len, flags, to.start)?;
+    }
+    ensure!(!sys::is_mapped(field), "the old place is still mapped");
+    for (from, to) in &pieces {
+        to.check_as(from.start, 1)?;
+    }
+    ballast.walk()?;
+    for (from, to) in &pieces {
+        to.check_as(from.start, 1)?;
+        sys::remap(*to, BLOCK / 2, 0, 0)?;
+        ensure!(!sys::is_readable(to.start + BLOCK / 2)?, "the cut half can be read");
+    }
+    // What comes to the old place knows nothing of what was there.
+    let again = sys::map_at(field.start, field.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    again.check_zero()?;
+    ballast.walk()?;
+    pieces.iter().try_for_each(|(from, to)| to.part(0, BLOCK / 2).check_as(from.start, 1))?;
+    again.check_zero()
+}
+
+fn mremap_over(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (low, high) = field.halves();
+    high.fill(2);
+    ballast.walk()?;
+    sys::remap(high, high.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, low.start)?;
+    let moved = low.part(0, high.len);
+    moved.check_as(high.start, 2)?;
+    ballast.walk()?;
+    moved.check_as(high.start, 2)
+}
+
+fn mremap_dontunmap(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (old, _) = field.halves();
+    let moved = sys::remap(old, old.len, libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP, 0)?;
+    moved.check_as(old.start, 1)?;
+    ballast.walk()?;
+    old.check_zero()?;
+    old.fill(3);
+    ballast.walk()?;
+    moved.check_as(old.start, 1)?;
+    old.check(3)
+}
+
+fn mremap_in_place(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (low, high) = field.halves();
+    for _ in 0..2 {
+        let short = sys::remap(field, low.len, 0, 0)?;
+        ensure!(!sys::is_mapped(high), "what was cut off is still mapped");
+        ballast.walk()?;
+        sys::remap(short, field.len, 0, 0)?;
+        low.check(1)?;
+        high.check_zero()?;
+        high.fill(2);
+        ballast.walk()?;
+        high.check(2)?;
+    }
+    low.check(1)
+}
+
+fn mremap_race(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let deadline = ctx.deadline();
+    let each = (ctx.half() / 4 / BLOCK * BLOCK).max(BLOCK);
+    together(2, |index| {
+        let mut here = sys::map_aligned(each, BLOCK)?;
+        let mut there = sys::map_aligned(each, BLOCK)?;
+        let mut generation = 0;
+        let mut dice = Dice::new(index);
+        while Instant::now() < deadline {
+            generation += 1;
+            here.fill_as(0x100_0000, generation);
+            let len = dice.roll(here.pages()) * PAGE;
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            for piece in [here.part(0, len), here.part(len, here.len - len)] {
+                if piece.len > 0 {
+                    sys::remap(piece, piece.len, flags, there.start + piece.start - here.start)?;
+                }
+            }
+            there.check_as(0x100_0000, generation)?;
+            sys::map_at(here.start, here.len, sys::RW, sys::ANON | libc::MAP_FIXED)?;
+            std::mem::swap(&mut here, &mut there);
+        }
+        Ok(())
+    })?;
+    churn.end()
+}
+
+fn map_fixed(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let part = 256 << 10;
+    let odd = || field.pieces(part).skip(1).step_by(2);
+    odd().try_for_each(|piece| sys::map_over(piece, sys::RW, 0))?;
+    odd().try_for_each(Span::check_zero)?;
+    ballast.walk()?;
+    field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
+    odd().for_each(|piece| piece.fill(2));
+    ballast.walk()?;
+    odd().try_for_each(|piece| piece.check(2))?;
+    field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))
+}
+
+fn map_file_over(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let file = sys::scratch_file(0)?;
+    let part = field.part(field.len / 2 / PAGE * PAGE, 4 << 20);
+    sys::pwrite_span(file.as_raw_fd(), part, 0)?;
+    for flags in [libc::MAP_SHARED, libc::MAP_PRIVATE] {
+        part.fill(2);
+        sys::map_file(part.start, part.len, sys::RW, flags | libc::MAP_FIXED, file.as_raw_fd())?;
+        part.check(1)?;
+        ballast.walk()?;
+        part.check(1)?;
+        sys::map_over(part, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+        ballast.walk()?;
+        sys::map_over(part, sys::RW, 0)?;
+        part.check_zero()?;
+    }
+    field.part(0, part.start - field.start).check(1)?;
+    field.part(part.end() - field.start, field.end() - part.end()).check(1)
+}
+
+fn munmap_parts(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let part = 12 * PAGE;
+    let holes = || field.pieces(part).skip(2).step_by(5);
+    holes().try_for_each(sys::unmap)?;
+    ballast.walk()?;
+    let check = |hole_check: &dyn Fn(Span) -> Outcome| {
+        field.pieces(part).enumerate().try_for_each(|(index, piece)| {
+            if index >= 2 && (index - 2) % 5 == 0 {
+                hole_check(piece)
+            } else {
+                piece.check(1)
+            }
+        })
+    };
+    check(&|hole| {
+        ensure!(!sys::is_mapped(hole), "a hole at {:#x} is mapped", hole.start);
+        Ok(())
+    })?;
+    for hole in holes() {
+        sys::map_at(hole.start, hole.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    }
+    check(&Span::check_zero)?;
+    holes().for_each(|hole| hole.fill(2));
+    ballast.walk()?;
+    check(&|hole| hole.check(2))
+}
+
+fn mprotect(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // Read-only from evicted, and only read.
+    sys::protect(field, libc::PROT_READ)?;
+    field.check(1)?;
+    ensure!(!sys::is_writable(field.start)?, "read-only memory was written");
+    ballast.walk()?;
+    field.check(1)?;
+    // No access, then back.
+    sys::protect(field, libc::PROT_NONE)?;
+    ballast.walk()?;
+    ensure!(!sys::is_readable(field.start)?, "memory without access was read");
+    sys::protect(field, sys::RW)?;
+    field.check(1)?;
+    field.fill(2);
+    ballast.walk()?;
+    // By single pages: every other one read-only.
+    let pages = || field.pieces(PAGE).step_by(2).take(2000);
+    pages().try_for_each(|page| sys::protect(page, libc::PROT_READ))?;
+    ballast.walk()?;
+    field.check(2)?;
+    pages().try_for_each(|page| sys::protect(page, sys::RW))?;
+    field.fill(3);
+    ballast.walk()?;
+    field.check(3)
+}
+
+fn mprotect_race(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    let deadline = ctx.deadline();
+    together(2, |index| {
+        let mine = if index == 0 { field.halves().0 } else { field.halves().1 };
+        let mut dice = Dice::new(index);
+        let mut generation = 0;
+        while Instant::now() < deadline {
+            generation += 1;
+            mine.fill(generation);
+            for _ in 0..64 {
+                let from = dice.roll(mine.pages() - 16);
+                let part = mine.part(from * PAGE, 16 * PAGE);
+                sys::protect(part, [libc::PROT_READ, libc::PROT_NONE][dice.roll(2)])?;
+                let other = mine.page(dice.roll(mine.pages()));
+                if other.start < part.start || other.start >= part.end() {
+                    other.check(generation)?;
+                }
+                sys::protect(part, sys::RW)?;
+            }
+            mine.check(generation)?;
+        }
+        Ok(())
+    })?;
+    churn.end()
+}
+
+fn commit(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let deadline = ctx.deadline();
+    let count = 4;
+    together(count, |index| {
+        let reserve = sys::ANON | libc::MAP_NORESERVE;
+        let heap = sys::map_at(0, ctx.half() / count, libc::PROT_NONE, reserve)?;
+        let pieces: Vec<_> = heap.pieces(512 << 10).collect();
+        let mut generations = vec![0u16; pieces.len()];
+        let mut dice = Dice::new(index);
+        let mut generation = 0;
+        while Instant::now() < deadline {
+            let which = dice.roll(pieces.len());
+            if generations[which] == 0 {
+                generation += 1;
+                sys::map_over(pieces[which], sys::RW, 0)?;
+                pieces[which].check_zero()?;
+                pieces[which].fill(generation);
+                generations[which] = generation;
+            } else {
+                pieces[which].check(generations[which])?;
+                if dice.roll(2) == 0 {
+                    sys::map_over(pieces[which], libc::PROT_NONE, libc::MAP_NORESERVE)?;
+                    generations[which] = 0;
+                }
+            }
+        }
+        pieces
+            .iter()
+            .zip(generations)
+            .filter(|(_, generation)| *generation != 0)
+            .try_for_each(|(piece, generation)| piece.check(generation))
+    })?;
+    churn.end()
+}
+
+/// A place that two threads hand to and fro: one unmaps it, the other maps it again.
+struct Place {
+    span: Span,
+    generation: AtomicU16,
+    /// Set by who filled the place, cleared by who is about to unmap it.
+    full: AtomicBool,
+    /// Something else of the process took the place while it was unmapped.
+    lost: AtomicBool,
+}
+
+fn unmap_race(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    // Far below the addresses that the kernel chooses, so that nobody else comes to a hole.
+    let base = 0x2000_0000_0000;
+    let sizes = [PAGE, 64 << 10, 512 << 10, BLOCK];
+    let count = (ctx.half() / (4 * BLOCK)).clamp(2, 32);
+    let places: Vec<_> = (0..count)
+        .map(|index| Place {
+            span: Span::new(base + index * 2 * BLOCK, sizes[index % sizes.len()]),
+            generation: AtomicU16::new(0),
+            full: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+        })
+        .collect();
+    let flags = sys::ANON | libc::MAP_FIXED_NOREPLACE;
+    for place in &places {
+        sys::map_at(place.span.start, place.span.len, sys::RW, flags)?;
+        place.span.fill(0);
+        place.full.store(true, Ordering::Release);
+    }
+    let deadline = ctx.deadline();
+    let turn = AtomicUsize::new(0);
+    together(2, |index| {
+        if index == 0 {
+            unmapper(&places, &turn, deadline)
+        } else {
+            mapper(&places, &turn, deadline)
+        }
+    })?;
+    churn.end()
+}
+
+/// Unmaps place after place, having seen that it holds what the other thread wrote.
+fn unmapper(places: &[Place], turn: &AtomicUsize, deadline: Instant) -> Outcome {
+    while Instant::now() < deadline {
+        let next = turn.load(Ordering::Relaxed) % places.len();
+        let place = &places[next];
+        if place.lost.load(Ordering::Acquire) {
+            turn.fetch_add(1, Ordering::Relaxed);
+        } else if place.full.load(Ordering::Acquire) {
+            place.span.check(place.generation.load(Ordering::Relaxed))?;
+            place.full.store(false, Ordering::Release);
+            sys::unmap(place.span)?;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+/// Maps what is being unmapped as soon as the kernel lets it, even before `munmap` has returned.
+fn mapper(places: &[Place], turn: &AtomicUsize, deadline: Instant) -> Outcome {
+    let flags = sys::ANON | libc::MAP_FIXED_NOREPLACE;
+    while Instant::now() < deadline {
+        let place = &places[turn.load(Ordering::Relaxed) % places.len()];
+        if place.full.load(Ordering::Acquire) || place.lost.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+            continue;
+        }
+        let patience = Instant::now() + Duration::from_secs(2);
+        while sys::map_at(place.span.start, place.span.len, sys::RW, flags).is_err() {
+            if Instant::now() > patience {
+                place.lost.store(true, Ordering::Release);
+                break;
+            }
+        }
+        if !place.lost.load(Ordering::Relaxed) {
+            place.span.check_zero()?;
+            let generation = place.generation.load(Ordering::Relaxed).wrapping_add(1);
+            place.span.fill(generation);
+            place.span.check(generation)?;
+            place.generation.store(generation, Ordering::Relaxed);
+            place.full.store(true, Ordering::Release);
+            turn.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+fn fixed_readers(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map_aligned((ctx.half() / 8).next_multiple_of(BLOCK), BLOCK)?;
+    // Generations that were begun and that are whole; equal while nothing happens.
+    let (begun, whole) = (AtomicU16::new(0), AtomicU16::new(0));
+    field.fill(0);
+    let deadline = ctx.deadline();
+    together(3, |index| {
+        let mut dice = Dice::new(index);
+        while Instant::now() < deadline {
+            if index == 0 {
+                let generation = begun.fetch_add(1, Ordering::SeqCst) + 1;
+                sys::map_over(field, sys::RW, 0)?;
+                field.fill(generation);
+                whole.store(generation, Ordering::SeqCst);
+                field.check(generation)?;
+                continue;
+            }
+            let address = field.start + dice.roll(field.len / 8) * 8;
+            let least = whole.load(Ordering::SeqCst);
+            let word = load(address);
+            let most = begun.load(Ordering::SeqCst);
+            let fits = match decode(word) {
+                _ if word == 0 => least != most,
+                Some((whose, generation)) => whose == address && (least..=most).contains(&generation),
+                None => false,
+            };
+            ensure!(
+                fits,
+                "at {address:#x}: {word:#x} ({:x?}) is not of the generations {least} to {most}",
+                decode(word)
+            );
+        }
+        Ok(())
+    })?;
+    churn.end()
+}
+
+fn areas(ctx: &Ctx) -> Outcome {
+    // Two areas each, of 65,530: what is left is for the program's start and for the engine.
+    const COUNT: usize = 31_000;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let all = sys::map_at(0, COUNT * 2 * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    let pages = || all.pieces(PAGE).step_by(2);
+    for page in pages() {
+        if sys::protect(page, sys::RW).is_err() {
+            return Err(Stop::Wrong(format!("no more areas after {}", (page.start - all.start) / PAGE)));
+        }
+        page.fill(1);
+    }
+    ballast.walk()?;
+    pages().try_for_each(|page| page.check(1))?;
+    pages().for_each(|page| page.fill(2));
+    ballast.walk()?;
+    pages().try_for_each(|page| page.check(2))?;
+    sys::unmap(all)
+}
+
+fn jit(ctx: &Ctx) -> Outcome {
+    let Some(code_for) = code_that_returns() else {
+        return Err(Stop::Skip("this trap has no code for this kind of CPU".into()));
+    };
+    let mut ballast = Ballast::new(ctx.half())?;
+    let field = sys::map(ctx.half())?;
+    field.fill(1);
+    for (index, page) in field.pieces(PAGE).enumerate() {
+        // SAFETY: the page is ours; unaligned words of code.
+        unsafe { page.as_ptr::<[u8; 8]>().write_unaligned(code_for(index as u16)) };
+    }
+    ballast.walk()?;
+    for prot in [libc::PROT_READ | libc::PROT_EXEC, sys::RW | libc::PROT_EXEC] {
+        sys::protect(field, prot)?;
+        for (index, page) in field.pieces(PAGE).enumerate() {
+            // SAFETY: the page begins with such a function.
+            let function: extern "C" fn() -> u32 = unsafe { std::mem::transmute(page.start) };
+            let found = function();
+            ensure!(found == u32::from(index as u16), "the code of page {index} returned {found}");
+            page.part(8, PAGE - 8).check(1)?;
+        }
+        sys::protect(field, sys::RW)?;
+        ballast.walk()?;
+    }
+    field.pieces(PAGE).try_for_each(|page| page.part(8, PAGE - 8).check(1))
+}
+
+/// Eight bytes of code for a function that returns the number.
+fn code_that_returns() -> Option<fn(u16) -> [u8; 8]> {
+    if cfg!(target_arch = "x86_64") {
+        // mov eax, number; ret
+        return Some(|number| {
+            let [low, high] = number.to_le_bytes();
+            [0xb8, low, high, 0, 0, 0xc3, 0xcc, 0xcc]
+        });
+    }
+    None
+}
+
+fn mseal(ctx: &Ctx) -> Outcome {
+    const SYS_MSEAL: libc::c_long = 462;
+    let (field, mut ballast) = ctx.evicted()?;
+    let (sealed, rest) = field.halves();
+    // SAFETY: the span is ours and stays until the process ends.
+    if unsafe { libc::syscall(SYS_MSEAL, sealed.start, sealed.len, 0) } != 0 {
+        return Err(Stop::Skip("mseal is not there (Linux 6.10)".into()));
+    }
+    ballast.walk()?;
+    field.check(1)?;
+    ensure!(sys::unmap(sealed.page(0)).is_err(), "a sealed page was unmapped");
+    ensure!(sys::protect(sealed.page(1), libc::PROT_READ).is_err(), "a sealed page was protected");
+    field.fill(2);
+    ballast.walk()?;
+    ensure!(load(rest.start) == pattern(rest.start, 2), "the rest changed");
+    field.check(2)
+}

@@ -1,0 +1,193 @@
+//! Rights given up, early or late: what the engine needs later it must have by then, or say so.
+
+use super::load::together;
+use super::procs::go_on;
+use super::span::{Span, BLOCK};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("drop-early", "becomes an ordinary user before it needs memory", drop_early).may_refuse(),
+    Trap::new("drop-late", "becomes an ordinary user when memory is out", drop_late),
+    Trap::new("seccomp-early", "forbids most calls before it needs memory", seccomp_early).may_refuse(),
+    Trap::new("seccomp-late", "forbids most calls to all threads when memory is out", seccomp_late),
+    Trap::new("seccomp-kill", "the same; a forbidden call kills", seccomp_kill),
+    Trap::new("chroot-early", "goes into an empty directory before it needs memory", chroot_early)
+        .may_refuse(),
+    Trap::new("chroot-late", "goes into an empty directory when memory is out", chroot_late),
+    Trap::new("userns-early", "enters a user namespace before it needs memory", userns_early).may_refuse(),
+    Trap::new("undumpable", "makes itself unreadable for others of its user", undumpable),
+];
+
+const NOBODY: libc::uid_t = 65534;
+
+fn become_nobody() -> Outcome {
+    if !sys::is_root() {
+        return Err(Stop::Skip("only root can become another user".into()));
+    }
+    // SAFETY: numbers only; the C library tells all threads.
+    unsafe {
+        sys::ret("setgroups", libc::setgroups(0, std::ptr::null()))?;
+        sys::ret("setresgid", libc::setresgid(NOBODY, NOBODY, NOBODY))?;
+        sys::ret("setresuid", libc::setresuid(NOBODY, NOBODY, NOBODY)).map(drop)
+    }
+}
+
+/// Does something to itself, then needs memory.
+fn early(ctx: &Ctx, act: impl Fn() -> Outcome) -> Outcome {
+    act()?;
+    let (field, mut ballast) = ctx.evicted()?;
+    go_on(field, &mut ballast)
+}
+
+/// Has threads and memory out, does something to itself, then goes on.
+fn late(ctx: &Ctx, act: impl Fn() -> Outcome + Sync) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let other = sys::map(ctx.size / 8)?;
+    other.fill(1);
+    let stop = AtomicBool::new(false);
+    let other_runs = AtomicBool::new(false);
+    together(2, |index| {
+        if index == 0 {
+            while !stop.load(Ordering::Relaxed) {
+                other_runs.store(true, Ordering::Relaxed);
+                other.check(1)?;
+                other.fill(1);
+            }
+            return Ok(());
+        }
+        // The C library's calls at the start of a thread must be behind it: `act` may forbid them.
+        while !other_runs.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let done = act().and_then(|()| go_on_alone(field));
+        stop.store(true, Ordering::Relaxed);
+        done
+    })?;
+    ballast.walk()?;
+    field.check(3)
+}
+
+/// As [`go_on`], with new memory instead of ballast.
+fn go_on_alone(field: Span) -> Outcome {
+    for generation in 2..4 {
+        field.check(generation - 1)?;
+        field.fill(generation);
+    }
+    let fresh = sys::map(4 * BLOCK)?;
+    fresh.fill(1);
+    fresh.check(1)?;
+    sys::advise(fresh, libc::MADV_DONTNEED)?;
+    fresh.check_zero()?;
+    sys::unmap(fresh)
+}
+
+fn drop_early(ctx: &Ctx) -> Outcome {
+    early(ctx, become_nobody)
+}
+
+fn drop_late(ctx: &Ctx) -> Outcome {
+    late(ctx, become_nobody)
+}
+
+/// The calls of a program that has all its files open.
+const ALLOWED: &[libc::c_long] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_sigaltstack,
+    libc::SYS_clock_nanosleep,
+];
+
+/// Puts a filter on all threads: what is not in the list meets `otherwise`.
+fn forbid(otherwise: u32) -> Outcome {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    // The call's number is the first word of the data.
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
+    for &call in ALLOWED {
+        let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        filter.push(libc::sock_filter { code, jt: 0, jf: 1, k: call as u32 });
+        filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+    }
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, otherwise));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program is whole.
+    unsafe {
+        sys::ret("prctl", libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+        let r = sys::ret("seccomp", libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program))?;
+        ensure!(r == 0, "thread {r} could not be given the filter");
+    }
+    Ok(())
+}
+
+const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+
+fn seccomp_early(ctx: &Ctx) -> Outcome {
+    early(ctx, || forbid(REFUSE))
+}
+
+fn seccomp_late(ctx: &Ctx) -> Outcome {
+    late(ctx, || forbid(REFUSE))
+}
+
+fn seccomp_kill(ctx: &Ctx) -> Outcome {
+    late(ctx, || forbid(libc::SECCOMP_RET_KILL_PROCESS))
+}
+
+fn into_empty_directory() -> Outcome {
+    if !sys::is_root() {
+        return Err(Stop::Skip("only root can chroot".into()));
+    }
+    let template = std::env::temp_dir().join("trap-XXXXXX");
+    let mut path = CString::new(template.as_os_str().as_bytes())
+        .map_err(|_| Stop::Wrong("TMPDIR with a NUL".into()))?
+        .into_bytes_with_nul();
+    // SAFETY: a C string that is written in place; the directory stays in use after its name is gone.
+    unsafe {
+        let path = path.as_mut_ptr().cast();
+        ensure!(!libc::mkdtemp(path).is_null(), "mkdtemp failed");
+        sys::ret("chdir", libc::chdir(path))?;
+        sys::ret("rmdir", libc::rmdir(path))?;
+        sys::ret("chroot", libc::chroot(c".".as_ptr())).map(drop)
+    }
+}
+
+fn chroot_early(ctx: &Ctx) -> Outcome {
+    early(ctx, into_empty_directory)
+}
+
+fn chroot_late(ctx: &Ctx) -> Outcome {
+    late(ctx, into_empty_directory)
+}
+
+fn userns_early(ctx: &Ctx) -> Outcome {
+    early(ctx, || {
+        // SAFETY: this program has one thread here.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
+            let why = std::io::Error::last_os_error();
+            return Err(Stop::Skip(format!("unshare(CLONE_NEWUSER): {why}")));
+        }
+        Ok(())
+    })
+}
+
+fn undumpable(ctx: &Ctx) -> Outcome {
+    early(ctx, || {
+        // SAFETY: numbers only.
+        sys::ret("prctl", unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }).map(drop)
+    })
+}

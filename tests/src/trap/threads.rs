@@ -1,0 +1,339 @@
+//! Threads that come and go, hold locks and wait for each other in memory that is out.
+
+use super::load::{together, Ballast, Churn, Dice};
+use super::span::{Span, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::{c_int, c_void, pthread_t, siginfo_t};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+pub const TRAPS: &[Trap] = &[
+    Trap::new("thread-churn", "threads start, read evicted memory and exit, all the time", thread_churn),
+    Trap::new("thread-stacks", "threads on stacks of the program's own, evicted between uses", thread_stacks),
+    Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
+    Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
+    Trap::new("robust-mutex", "robust mutexes in evicted memory, held by threads that exit", robust_mutex),
+    Trap::new("futex", "threads wait for each other on words in evicted memory", futex),
+    Trap::new("condition", "mutexes and conditions in evicted memory", condition),
+];
+
+fn thread_churn(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map(ctx.half())?;
+    field.fill(1);
+    let deadline = ctx.deadline();
+    let turn = AtomicUsize::new(0);
+    while Instant::now() < deadline {
+        together(8, |_| {
+            let mut dice = Dice::new(turn.fetch_add(1, Ordering::Relaxed));
+            let len = 64 << 10;
+            field.part(dice.roll((field.len - len) / PAGE) * PAGE, len).check(1)
+        })?;
+    }
+    churn.end()?;
+    field.check(1)
+}
+
+/// What a raw thread shares with its maker.
+struct Shared {
+    field: Span,
+    right: AtomicUsize,
+    wrong: AtomicBool,
+    seed: AtomicUsize,
+}
+
+/// Starts a thread without Rust's own book-keeping, on a stack of ours if there is one.
+fn start(
+    stack: Option<Span>,
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    shared: &Shared,
+) -> Result<pthread_t, Stop> {
+    // SAFETY: the attributes are initialised first; the callers join before what is shared goes.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        if let Some(stack) = stack {
+            let r = libc::pthread_attr_setstack(&mut attributes, stack.as_ptr(), stack.len);
+            ensure!(r == 0, "pthread_attr_setstack says {r}");
+        }
+        let mut thread = 0;
+        let r = libc::pthread_create(&mut thread, &attributes, body, (&raw const *shared) as *mut c_void);
+        libc::pthread_attr_destroy(&mut attributes);
+        ensure!(r == 0, "pthread_create says {r}");
+        Ok(thread)
+    }
+}
+
+fn finish(thread: pthread_t) -> Outcome {
+    // SAFETY: the thread is ours and is joined once.
+    let r = unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+    ensure!(r == 0, "pthread_join says {r}");
+    Ok(())
+}
+
+extern "C" fn use_own_stack(shared: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` passed it and its caller waits for us.
+    let shared = unsafe { &*(shared as *const Shared) };
+    let mut words = [0u64; 8192];
+    let here = Span::new(words.as_mut_ptr() as usize, std::mem::size_of_val(&words));
+    here.fill(2);
+    let mut dice = Dice::new(shared.seed.fetch_add(1, Ordering::Relaxed));
+    let page = shared.field.page(dice.roll(shared.field.pages()));
+    if page.check(1).is_ok() && here.check(2).is_ok() {
+        shared.right.fetch_add(1, Ordering::SeqCst);
+    }
+    std::ptr::null_mut()
+}
+
+fn thread_stacks(ctx: &Ctx) -> Outcome {
+    let stack_len = 256 << 10;
+    let (field, mut ballast) = ctx.evicted()?;
+    let (low, high) = field.halves();
+    // Half of the stacks in a mapping, half in objects of malloc.
+    let mut stacks: Vec<Span> = high.pieces(stack_len).take(32).collect();
+    for _ in 0..32 {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: the object is never freed.
+        let r = unsafe { libc::posix_memalign(&mut at, PAGE, stack_len) };
+        ensure!(r == 0, "posix_memalign says {r}");
+        stacks.push(Span::new(at as usize, stack_len));
+    }
+    let shared = Shared {
+        field: low,
+        right: AtomicUsize::new(0),
+        wrong: AtomicBool::new(false),
+        seed: AtomicUsize::new(0),
+    };
+    let rounds = 3;
+    for _ in 0..rounds {
+        ballast.walk()?;
+        for group in stacks.chunks(4) {
+            let threads: Result<Vec<_>, _> =
+                group.iter().map(|stack| start(Some(*stack), use_own_stack, &shared)).collect();
+            threads?.into_iter().try_for_each(finish)?;
+        }
+    }
+    let right = shared.right.load(Ordering::SeqCst);
+    ensure!(right == rounds * stacks.len(), "{right} of {} threads found all right", rounds * stacks.len());
+    Ok(())
+}
+
+/// Ends the thread on the spot, wherever it is, without the C library's help.
+extern "C" fn end_thread(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: the threads that get the signal hold nothing.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+}
+
+extern "C" fn read_until_ended(shared: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` passed it and its caller waits for us.
+    let shared = unsafe { &*(shared as *const Shared) };
+    let mut dice = Dice::new(shared.seed.fetch_add(1, Ordering::Relaxed));
+    loop {
+        let page = shared.field.page(dice.roll(shared.field.pages()));
+        if page.check(1).is_err() {
+            shared.wrong.store(true, Ordering::SeqCst);
+        }
+        shared.right.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn exit_in_fault(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map(ctx.half())?;
+    field.fill(1);
+    sys::handle(libc::SIGUSR1, 0, end_thread)?;
+    let shared = Shared {
+        field,
+        right: AtomicUsize::new(0),
+        wrong: AtomicBool::new(false),
+        seed: AtomicUsize::new(1),
+    };
+    let mut dice = Dice::new(7);
+    let deadline = ctx.deadline();
+    while Instant::now() < deadline {
+        let before = shared.right.load(Ordering::SeqCst);
+        let threads = [start(None, read_until_ended, &shared)?, start(None, read_until_ended, &shared)?];
+        while shared.right.load(Ordering::SeqCst) == before {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_micros(dice.roll(2000) as u64));
+        for thread in threads {
+            // SAFETY: the thread lives until it is joined.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        }
+        threads.into_iter().try_for_each(finish)?;
+        ensure!(!shared.wrong.load(Ordering::SeqCst), "a thread read wrong data");
+    }
+    churn.end()?;
+    field.check(1)
+}
+
+fn process_exit_in_fault(ctx: &Ctx) -> Outcome {
+    let field: Span = sys::map(ctx.size)?;
+    field.fill(1);
+    for index in 0..4 {
+        std::thread::spawn(move || {
+            let mut dice = Dice::new(index);
+            loop {
+                if let Err(Stop::Wrong(why)) = field.page(dice.roll(field.pages())).check(1) {
+                    println!("wrong: {why}");
+                    std::process::exit(1);
+                }
+            }
+        });
+    }
+    std::thread::sleep(ctx.time / 2);
+    Ok(())
+}
+
+fn robust_mutex(ctx: &Ctx) -> Outcome {
+    let count = 64;
+    let field = sys::map(ctx.half())?;
+    field.fill(1);
+    let stride = field.len / count / PAGE * PAGE;
+    let mutexes: Vec<usize> = (0..count).map(|index| field.start + index * stride).collect();
+    for &mutex in &mutexes {
+        // SAFETY: a page of the field is larger than a mutex; it is initialised before use.
+        unsafe {
+            let mut attributes: libc::pthread_mutexattr_t = std::mem::zeroed();
+            libc::pthread_mutexattr_init(&mut attributes);
+            libc::pthread_mutexattr_setrobust(&mut attributes, libc::PTHREAD_MUTEX_ROBUST);
+            libc::pthread_mutex_init(mutex as *mut _, &attributes);
+        }
+    }
+    let mut ballast = Ballast::new(ctx.half())?;
+    for _ in 0..2 {
+        // The holder lets the pages of its mutexes leave before it exits: the kernel, in the exit, has to
+        // read and write them.
+        let taken = std::thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                for &mutex in &mutexes {
+                    // SAFETY: initialised above.
+                    let r = unsafe { libc::pthread_mutex_lock(mutex as *mut _) };
+                    ensure!(r == 0, "a robust mutex says {r}");
+                }
+                ballast.walk()?;
+                ballast.walk()
+            });
+            holder.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?
+        });
+        taken?;
+        for (index, &mutex) in mutexes.iter().enumerate() {
+            let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: initialised above.
+            let r = unsafe {
+                libc::clock_gettime(libc::CLOCK_REALTIME, &mut until);
+                until.tv_sec += 5;
+                libc::pthread_mutex_timedlock(mutex as *mut _, &until)
+            };
+            ensure!(
+                r == libc::EOWNERDEAD,
+                "the robust mutex {index} of a thread that exited says {r}, not EOWNERDEAD"
+            );
+            // SAFETY: we hold it.
+            unsafe {
+                pthread_mutex_consistent(mutex as *mut _);
+                libc::pthread_mutex_unlock(mutex as *mut _);
+            }
+        }
+    }
+    mutexes.iter().try_for_each(|&mutex| Span::new(mutex + 64, PAGE - 64).check(1))
+}
+
+extern "C" {
+    fn pthread_mutex_consistent(mutex: *mut libc::pthread_mutex_t) -> c_int;
+}
+
+fn wait(word: &AtomicU32, while_it_is: u32) {
+    while word.load(Ordering::SeqCst) == while_it_is {
+        // SAFETY: the word lives as long as the field.
+        unsafe {
+            let no_time = std::ptr::null::<libc::timespec>();
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, while_it_is, no_time)
+        };
+    }
+}
+
+fn wake(word: &AtomicU32) {
+    // SAFETY: the word lives as long as the field.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+}
+
+fn futex(ctx: &Ctx) -> Outcome {
+    let field = sys::map(ctx.half())?;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let words: Vec<&AtomicU32> = field
+        .pieces(field.len / 512 / PAGE * PAGE)
+        // SAFETY: mapped, zero, and never unmapped.
+        .map(|piece| unsafe { &*(piece.start as *const AtomicU32) })
+        .collect();
+    for round in 0..3 {
+        together(2, |index| {
+            for word in &words {
+                if index == 0 {
+                    word.store(3 * round + 1, Ordering::SeqCst);
+                    wake(word);
+                    wait(word, 3 * round + 1);
+                } else {
+                    wait(word, 3 * round);
+                    word.store(3 * round + 2, Ordering::SeqCst);
+                    wake(word);
+                }
+            }
+            Ok(())
+        })?;
+        words.iter().for_each(|word| word.store(3 * round + 3, Ordering::SeqCst));
+        ballast.walk()?;
+    }
+    Ok(())
+}
+
+/// A mutex and a condition of the C library at the start of a page, and a counter that they guard.
+#[repr(C)]
+struct Monitor {
+    mutex: libc::pthread_mutex_t,
+    condition: libc::pthread_cond_t,
+    turn: u64,
+}
+
+fn condition(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let field = sys::map(ctx.half())?;
+    let monitors: Vec<usize> = field.pieces(field.len / 128 / PAGE * PAGE).map(|piece| piece.start).collect();
+    for &at in &monitors {
+        let monitor = at as *mut Monitor;
+        // SAFETY: a page of the field is larger than a monitor.
+        unsafe {
+            (&raw mut (*monitor).mutex).write(libc::PTHREAD_MUTEX_INITIALIZER);
+            (&raw mut (*monitor).condition).write(libc::PTHREAD_COND_INITIALIZER);
+        }
+    }
+    let deadline = ctx.deadline();
+    let last = AtomicU64::new(u64::MAX);
+    together(2, |index| {
+        for turn in (index as u64..).step_by(2) {
+            // Who has the even turns says which is the last; the one before it is then the other's last.
+            if index == 0 && Instant::now() > deadline {
+                last.store(turn, Ordering::SeqCst);
+            }
+            for &at in &monitors {
+                let monitor = at as *mut Monitor;
+                // SAFETY: initialised above; the mutex guards the turn.
+                unsafe {
+                    libc::pthread_mutex_lock(&raw mut (*monitor).mutex);
+                    while (&raw const (*monitor).turn).read_volatile() != turn {
+                        libc::pthread_cond_wait(&raw mut (*monitor).condition, &raw mut (*monitor).mutex);
+                    }
+                    (*monitor).turn += 1;
+                    libc::pthread_cond_broadcast(&raw mut (*monitor).condition);
+                    libc::pthread_mutex_unlock(&raw mut (*monitor).mutex);
+                }
+            }
+            if turn + 1 >= last.load(Ordering::SeqCst) {
+                break;
+            }
+        }
+        Ok(())
+    })?;
+    churn.end()
+}

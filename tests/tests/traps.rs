@@ -1,0 +1,277 @@
+//! Every trap, as it is and under `pageout run` with a quarter of the memory; and the limit.
+//!
+//! Pages go to memory (`--swap mem`), so that the time of the tests does not hang on a disk; the traps of
+//! [`ON_FILE`] swap to a file.
+//!
+//! Settings: `PAGEOUT_BIN` (the program to test), `PAGEOUT_RUN_ARGS` (further options of `run`), `TRAP_SWAP`
+//! (mem; `file` for a file for all), `TRAP_SIZE` (64M), `TRAP_SECONDS` (0.3), `TRAP_TIMEOUT` (60),
+//! `TRAP_TOUCH_SIZE` (1G, for the limit). Thorough: `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use pageout_tests::harness::{self, Done, Sampler, Watched};
+use pageout_tests::trap::{self, End, Trap};
+use pageout_tests::units::{in_mib, parse_size};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const TRAP: &str = env!("CARGO_BIN_EXE_trap");
+
+/// Traps that swap to a file in `CARGO_TARGET_TMPDIR`: the plain one, one whose direct I/O shares the disk with
+/// the engine's, and those that limit what files may be.
+const ON_FILE: [&str; 4] = ["fill-threads", "direct-read", "rlimit-fsize", "rlimit-late"];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let settings: &'static Settings = match Settings::from_env() {
+        Ok(settings) => Box::leak(Box::new(settings)),
+        Err(why) => {
+            eprintln!("traps: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut trials: Vec<Trial> = trap::ALL
+        .iter()
+        .copied()
+        .flatten()
+        .filter(|trap| trap.alone)
+        .map(|trap| Trial::test(trap.name, move || settings.try_trap(trap)))
+        .collect();
+    trials.extend([
+        Trial::test("watch-sees-stuck-faults", || settings.watch_sees_stuck_faults()),
+        Trial::test("streams", || settings.streams()),
+        Trial::test("term-handled", || settings.terminated("term", 0)),
+        Trial::test("term-deadly", || settings.terminated("term-default", 128 + libc::SIGTERM)),
+    ]);
+    for how in ["one", "mmap", "malloc", "huge"] {
+        for threads in [1, 2] {
+            trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// How large, how long, with what.
+struct Settings {
+    size: usize,
+    touch_size: usize,
+    seconds: String,
+    timeout: Duration,
+    run_args: Vec<String>,
+    /// Every trap swaps to a file.
+    on_file: bool,
+    /// The program under test, or why there is none.
+    pageout: Result<PathBuf, String>,
+}
+
+fn setting(name: &str, default: &str) -> String {
+    std::env::var(name).unwrap_or(default.into())
+}
+
+fn size_setting(name: &str, default: &str) -> Result<usize, String> {
+    parse_size(&setting(name, default)).ok_or(format!("{name} takes a size as {default}"))
+}
+
+/// A program under `pageout run`, and the file that its statistics go to.
+struct Run {
+    command: Command,
+    stats: PathBuf,
+}
+
+impl Settings {
+    fn from_env() -> Result<Self, String> {
+        let timeout = setting("TRAP_TIMEOUT", "60").parse().map_err(|_| "TRAP_TIMEOUT takes seconds")?;
+        Ok(Settings {
+            size: size_setting("TRAP_SIZE", "64M")?,
+            touch_size: size_setting("TRAP_TOUCH_SIZE", "1G")?,
+            seconds: setting("TRAP_SECONDS", "0.3"),
+            timeout: Duration::from_secs(timeout),
+            run_args: setting("PAGEOUT_RUN_ARGS", "").split_whitespace().map(str::to_owned).collect(),
+            on_file: match setting("TRAP_SWAP", "mem").as_str() {
+                "mem" => false,
+                "file" => true,
+                _ => return Err("TRAP_SWAP takes mem or file".into()),
+            },
+            pageout: harness::pageout(TRAP),
+        })
+    }
+
+    fn arguments(&self, name: &str, size: usize) -> Vec<String> {
+        let size = in_mib(size);
+        [name, "--size", &size, "--seconds", &self.seconds].map(str::to_owned).into()
+    }
+
+    /// The trap as it is.
+    fn natively(&self, arguments: &[String]) -> Command {
+        let mut command = Command::new(TRAP);
+        command.args(arguments).env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
+        command
+    }
+
+    /// The trap in `limit` bytes.
+    fn under_pageout(&self, limit: usize, arguments: &[String]) -> Result<Run, Failed> {
+        static TURN: AtomicUsize = AtomicUsize::new(0);
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let stats = directory.join(format!("stats-{}-{turn}.json", std::process::id()));
+        let mut command = Command::new(self.pageout.clone()?);
+        command.args(["run", "--memory", &in_mib(limit), "--stats"]).arg(&stats).args(&self.run_args);
+        // Without `--swap` it is a file in TMPDIR.
+        if !self.on_file && !ON_FILE.contains(&arguments[0].as_str()) {
+            command.args(["--swap", "mem"]);
+        }
+        command.args(["--", TRAP]).args(arguments).env("TMPDIR", directory);
+        Ok(Run { command, stats })
+    }
+
+    fn finish(&self, command: Command, input: Vec<u8>) -> Result<Done, Failed> {
+        Ok(Watched::start(command, input)?.finish(self.timeout)?)
+    }
+
+    fn try_trap(&self, trap: &Trap) -> Result<(), Failed> {
+        let arguments = self.arguments(trap.name, self.size);
+        let run = self.under_pageout(self.size / 4, &arguments)?;
+        let native = self.finish(self.natively(&arguments), Vec::new())?;
+        check_end(trap, &native).map_err(|why| format!("without pageout: {why}"))?;
+        if let Some(why) = native.stdout.strip_prefix("skip: ") {
+            eprintln!("{}: skipped: {}", trap.name, why.trim());
+            return Ok(());
+        }
+        let done = self.finish(run.command, Vec::new())?;
+        if trap.may_refuse && done.code() != 0 && done.stderr.starts_with("pageout: ") {
+            eprintln!("{}: given up aloud: {}", trap.name, done.stderr.trim());
+            return Ok(());
+        }
+        check_end(trap, &done)?;
+        if !trap.may_log && !done.stderr.is_empty() {
+            return Err(format!("said on standard error: {}", done.stderr).into());
+        }
+        if let Some(why) = done.stdout.strip_prefix("skip: ") {
+            eprintln!("{}: skipped under pageout: {}", trap.name, why.trim());
+            return Ok(());
+        }
+        let out = swapped_out(&run.stats)?;
+        if trap.swaps && out == 0 {
+            return Err("nothing was swapped out: the trap was none".into());
+        }
+        eprintln!(
+            "{}: {:.1?} natively, {:.1?} under pageout, {out} pages out",
+            trap.name, native.wall, done.wall
+        );
+        Ok(())
+    }
+
+    /// The watch itself: a program that waits for a page for ever is found, described and ended.
+    fn watch_sees_stuck_faults(&self) -> Result<(), Failed> {
+        let watched = Watched::start(self.natively(&self.arguments("stuck", self.size)), Vec::new())?;
+        match watched.fault_limit(Duration::from_secs(1)).finish(self.timeout) {
+            Err(why) if why.contains("has waited for a page") && why.contains("handle_userfault") => Ok(()),
+            Err(why) => Err(why.into()),
+            Ok(done) if done.stdout.starts_with("skip: ") => Ok(()),
+            Ok(done) => Err(format!("ended with {}: {}", done.code(), done.stdout).into()),
+        }
+    }
+
+    /// Standard streams pass through, all of them.
+    fn streams(&self) -> Result<(), Failed> {
+        let arguments = self.arguments("cat", self.size);
+        let input: Vec<u8> = (0..self.size / 8).map(|byte| b'a' + (byte / 7 % 26) as u8).collect();
+        let run = self.under_pageout(self.size / 4, &arguments)?;
+        for command in [self.natively(&arguments), run.command] {
+            let done = self.finish(command, input.clone())?;
+            let copied = done.stdout.strip_suffix("ok\n").ok_or(format!("ended with {}", done.code()))?;
+            if copied.as_bytes() != input {
+                return Err(format!("{} of {} bytes came out, or others", copied.len(), input.len()).into());
+            }
+            if done.stderr != "copied\n" {
+                return Err(format!("standard error was {:?}", done.stderr).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// SIGTERM reaches the program, and what it does of it is what `run` ends with.
+    fn terminated(&self, name: &str, code: i32) -> Result<(), Failed> {
+        let arguments = self.arguments(name, self.size);
+        let run = self.under_pageout(self.size / 4, &arguments)?;
+        for command in [self.natively(&arguments), run.command] {
+            let mut watched = Watched::start(command, Vec::new())?;
+            watched.line("ready", self.timeout)?;
+            // SAFETY: the process is our child and was not waited for.
+            unsafe { libc::kill(watched.pid() as libc::pid_t, libc::SIGTERM) };
+            let done = watched.finish(self.timeout)?;
+            if done.code() != code {
+                return Err(format!(
+                    "ended with {}, not {code}: {}{}",
+                    done.code(),
+                    done.stdout,
+                    done.stderr
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    /// However fast the program takes new memory, it has no more than the limit and the stated slack.
+    fn limit(&self, how: &str, threads: usize) -> Result<(), Failed> {
+        let mut arguments = self.arguments("touch", self.touch_size);
+        arguments.extend(["--threads".into(), threads.to_string(), how.into()]);
+        let limit = self.touch_size / 4;
+        let slack = if threads == 1 { (limit / 20).max(64 << 20) } else { (limit / 20).max(128 << 20) };
+        let run = self.under_pageout(limit, &arguments)?;
+        let mut watched = Watched::start(run.command, Vec::new())?;
+        let pid = watched.line("pid ", self.timeout)?;
+        let sampler = Sampler::start(pid.parse().map_err(|_| format!("no number: {pid}"))?)?;
+        let done = watched.finish(self.timeout);
+        let peak = sampler.stop();
+        let done = done?;
+        if done.code() != 0 || !done.stdout.ends_with("ok\n") {
+            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+        }
+        let measured = format!(
+            "peak {} under a limit of {} and {} of slack; {} samples, longest gap {:.1?}, {:.1?} in all",
+            in_mib(peak.bytes),
+            in_mib(limit),
+            in_mib(slack),
+            peak.samples,
+            peak.longest_gap,
+            done.wall
+        );
+        eprintln!("limit-{how}-{threads}: {measured}");
+        if peak.bytes >= limit + slack {
+            return Err(measured.into());
+        }
+        if swapped_out(&run.stats)? == 0 {
+            return Err("nothing was swapped out".into());
+        }
+        Ok(())
+    }
+}
+
+/// Pages out, by the statistics of a run; the file is removed.
+fn swapped_out(stats: &PathBuf) -> Result<u64, Failed> {
+    let json = std::fs::read_to_string(stats).map_err(|e| format!("{}: {e}", stats.display()))?;
+    let _ = std::fs::remove_file(stats);
+    harness::counter(&json, "pswpout").ok_or(format!("no pswpout in the statistics: {json}").into())
+}
+
+fn check_end(trap: &Trap, done: &Done) -> Result<(), String> {
+    let code = match trap.end {
+        End::Exit(code) => code,
+        End::Signal(signal) => 128 + signal,
+    };
+    let says_enough = matches!(trap.end, End::Signal(_))
+        || done.stdout.lines().next_back() == Some("ok")
+        || done.stdout.starts_with("skip: ");
+    if done.code() != code || !says_enough || done.stdout.contains("wrong: ") {
+        return Err(format!(
+            "ended with {} instead of {code}\n--- standard output:\n{}\n--- standard error:\n{}",
+            done.code(),
+            done.stdout,
+            done.stderr
+        ));
+    }
+    Ok(())
+}
