@@ -128,11 +128,16 @@ fn mremap_race(ctx: &Ctx) -> Outcome {
     let churn = Churn::start(ctx.half())?;
     let deadline = ctx.deadline();
     let each = (ctx.half() / 4 / BLOCK * BLOCK).max(BLOCK);
+    let ready = std::sync::Barrier::new(2);
     together(2, |index| {
         let mut here = sys::map_aligned(each, BLOCK)?;
         let mut there = sys::map_aligned(each, BLOCK)?;
         let mut generation = 0;
         let mut dice = Dice::new(index);
+        // Nothing else may be mapped from here on, this thread's own heap included: it could get the addresses that
+        // are free for a moment.
+        std::hint::black_box(vec![index; 64]);
+        ready.wait();
         while Instant::now() < deadline {
             generation += 1;
             here.fill_as(0x100_0000, generation);
