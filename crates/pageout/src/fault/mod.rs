@@ -140,6 +140,8 @@ impl Server {
     /// Answers one fault.
     pub fn answer<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
         let address = page_start(fault.address);
+        // Whoever touched a hole would read zeros there, and pass them on as somebody's page.
+        assert!(!engine.frames.has(address), "the engine touched a frame that is not there, {address:#x}");
         let block_start = address & !(BLOCK - 1);
         let index = (address - block_start) / PAGE;
         let mut backoff = Backoff::new();

@@ -189,7 +189,10 @@ impl<K: Kernel> Engine<K> {
         let filled =
             match self.kernel.copy(self.frames.address(first), self.config.zeros, CHUNK * PAGE, false) {
                 Ok(()) => CHUNK,
-                Err(partial) => partial.done / PAGE,
+                Err(partial) => {
+                    assert!(partial.errno != rustix::io::Errno::EXIST, "a frame that should be a hole is not");
+                    partial.done / PAGE
+                }
             };
         self.budget.fetch_sub(filled as i64, Relaxed);
         self.frames.filled(first, filled);

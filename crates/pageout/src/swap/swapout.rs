@@ -254,6 +254,7 @@ impl<K: Kernel> Engine<K> {
                     out.was_busy(block_start + index * PAGE);
                     index += 1;
                 }
+                Errno::EXIST => panic!("a frame that should be a hole is not"),
                 // Read-only, locked: stays.
                 _ => index += 1,
             }
