@@ -144,7 +144,8 @@ impl Frames {
     /// Is this a place of the staging area?
     pub fn has(&self, address: usize) -> bool {
         let within = |base: usize, bytes: usize| address.wrapping_sub(base) < bytes;
-        within(self.base, self.small * PAGE) || within(self.huge_base, (self.owners.len() - self.small) * PAGE)
+        within(self.base, self.small * PAGE)
+            || within(self.huge_base, (self.owners.len() - self.small) * PAGE)
     }
 
     /// The number of the first page of the first huge frame.

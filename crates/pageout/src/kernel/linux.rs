@@ -154,6 +154,46 @@ impl Linux {
     }
 }
 
+impl Linux {
+    /// Linux 6.18 can move pages and then answer EEXIST, or fewer than it moved: when it has to try again inside (a
+    /// page was touched at that moment) it forgets that the second try went well, tries a third time, and meets the
+    /// pages that it put there itself. So a page is moved if it is at the destination and gone from the source,
+    /// whatever the answer was: nobody but the caller can have done that, who owns the frames on one side.
+    #[cold]
+    fn moved_after_all(
+        &self,
+        to: usize,
+        from: usize,
+        len: usize,
+        wake: bool,
+        answer: Partial,
+    ) -> Result<(), Partial> {
+        if answer.done == 0 && answer.errno != Errno::EXIST {
+            return Err(answer);
+        }
+        let (to_rest, from_rest, rest) = (to + answer.done, from + answer.done, len - answer.done);
+        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let there = match self.scan(to_rest, to_rest + rest, &mut found).0 {
+            1 if found[0].start == to_rest => found[0].end - to_rest,
+            _ => 0,
+        };
+        let more = match self.scan(from_rest, from_rest + there, &mut found).0 {
+            1 => found[0].start - from_rest,
+            _ => there,
+        };
+        if more == 0 {
+            return Err(answer);
+        }
+        if wake {
+            self.wake(to_rest, more);
+        }
+        match answer.done + more {
+            all if all == len => Ok(()),
+            done => Err(Partial { done, errno: Errno::AGAIN }),
+        }
+    }
+}
+
 impl Kernel for Linux {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: registering changes no content; whoever faults there is answered by the engine.
@@ -163,7 +203,8 @@ impl Kernel for Linux {
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { MoveMode::empty() } else { MoveMode::DONTWAKE };
         // SAFETY: one side is a frame, the other a managed page whose word the caller holds.
-        unsafe { self.uffd.move_pages(to, from, len, mode) }
+        let moved = unsafe { self.uffd.move_pages(to, from, len, mode) };
+        moved.or_else(|partial| self.moved_after_all(to, from, len, wake, partial))
     }
 
     fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
@@ -249,8 +290,9 @@ impl Kernel for Linux {
             end: end as u64,
             vec: runs.as_mut_ptr() as u64,
             vec_len: want as u64,
-            category_mask: raw::PAGE_IS_PRESENT as u64,
-            return_mask: (raw::PAGE_IS_PRESENT | raw::PAGE_IS_HUGE) as u64,
+            // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
+            category_anyof_mask: (raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED) as u64,
+            return_mask: raw::PAGE_IS_HUGE as u64,
             ..ScanArg::default()
         };
         // SAFETY: see Scan; `runs` has room for vec_len entries.
@@ -332,22 +374,50 @@ mod tests {
         assert_eq!(pages_of(b"", 5), 0);
     }
 
+    fn reserve(len: usize) -> usize {
+        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping.
+        unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, flags).unwrap() as usize }
+    }
+
+    #[test]
+    fn what_was_moved_counts_whatever_the_answer_was() {
+        let Ok(kernel) = Linux::open() else {
+            println!("skipped: no userfaultfd");
+            return;
+        };
+        let (from, to, len) = (reserve(8 * PAGE), reserve(8 * PAGE), 8 * PAGE);
+        kernel.register(from, len).unwrap();
+        kernel.register(to, len).unwrap();
+        let data = [7u8; 8 * PAGE];
+        let fill = |at, len| kernel.copy(at, data.as_ptr() as usize, len, true).unwrap();
+        fill(from, len);
+        let after_all = |done, errno| kernel.moved_after_all(to, from, len, true, Partial { done, errno });
+        let partial = |pages, errno| Err(Partial { done: pages * PAGE, errno });
+        // Nothing was moved, and nothing is at the destination: then the answer stands.
+        assert_eq!(after_all(0, Errno::EXIST), partial(0, Errno::EXIST));
+        // Three were, and the answer says so, or does not.
+        kernel.move_pages(to, from, 3 * PAGE, true).unwrap();
+        assert_eq!(after_all(3 * PAGE, Errno::AGAIN), partial(3, Errno::AGAIN));
+        assert_eq!(after_all(PAGE, Errno::AGAIN), partial(3, Errno::AGAIN));
+        assert_eq!(after_all(0, Errno::EXIST), partial(3, Errno::AGAIN));
+        // A fourth is at the destination, but not by a move.
+        fill(to + 3 * PAGE, PAGE);
+        assert_eq!(after_all(0, Errno::EXIST), partial(3, Errno::AGAIN));
+        assert_eq!(after_all(3 * PAGE, Errno::EXIST), partial(3, Errno::EXIST));
+        kernel.drop_frames(to + 3 * PAGE, PAGE).unwrap();
+        kernel.move_pages(to + 3 * PAGE, from + 3 * PAGE, 5 * PAGE, true).unwrap();
+        assert_eq!(after_all(0, Errno::EXIST), Ok(()));
+    }
+
     #[test]
     fn a_huge_page_and_a_hole() {
         let Ok(kernel) = Linux::open() else {
             println!("skipped: no userfaultfd");
             return;
         };
-        // SAFETY: a fresh mapping.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                core::ptr::null_mut(),
-                2 * HUGE,
-                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
-            )
-            .unwrap() as usize
-        };
+        let base = reserve(2 * HUGE);
         let at = (base + HUGE - 1) & !(HUGE - 1);
         kernel.register(at, HUGE).unwrap();
         let mut found = [Found { start: 0, end: 0, huge: false }; 4];

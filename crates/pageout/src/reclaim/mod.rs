@@ -190,7 +190,10 @@ impl<K: Kernel> Engine<K> {
             match self.kernel.copy(self.frames.address(first), self.config.zeros, CHUNK * PAGE, false) {
                 Ok(()) => CHUNK,
                 Err(partial) => {
-                    assert!(partial.errno != rustix::io::Errno::EXIST, "a frame that should be a hole is not");
+                    assert!(
+                        partial.errno != rustix::io::Errno::EXIST,
+                        "a frame that should be a hole is not"
+                    );
                     partial.done / PAGE
                 }
             };
