@@ -108,6 +108,10 @@ pub struct Engine<K: Kernel> {
     pub(crate) pending: Lock<Pending>,
     /// Who reads events.
     pub(crate) leader: Lock<()>,
+    /// Servers that do not lead sleep on it (futex); bumped when one is needed.
+    pub(crate) calls: AtomicU32,
+    /// One thread faults, on a quick device: the server that leads makes room itself, evictors keep off.
+    pub(crate) helps_itself: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
     pub(crate) device_ns: AtomicU64,
     /// The thread whose fault was answered last.
@@ -143,6 +147,8 @@ impl<K: Kernel> Engine<K> {
             huge_wanted: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
+            calls: AtomicU32::new(0),
+            helps_itself: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             last_thread: AtomicU32::new(0),
             evictions: AtomicU32::new(1),

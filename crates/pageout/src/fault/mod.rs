@@ -14,7 +14,7 @@ use crate::page::Tag;
 use crate::space::{page_start, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::Backoff;
 use rustix::io::Errno;
 
@@ -27,6 +27,8 @@ const STREAM_PAGE_SHIFT: u32 = 8;
 /// A server of faults: what it has under way.
 pub struct Server {
     incoming: Incoming,
+    /// Faults answered since it settled on a CPU; 0: it has not.
+    settled: u32,
 }
 
 /// Faults that were read and not answered yet. When it is full, a fault is woken to come again.
@@ -51,11 +53,12 @@ impl Pending {
         room
     }
 
-    fn pop(&mut self) -> Option<Fault> {
+    /// The oldest, and whether there are more.
+    fn pop(&mut self) -> Option<(Fault, bool)> {
         let fault = (self.len > 0).then(|| self.faults[self.first])?;
         self.first = (self.first + 1) % self.faults.len();
         self.len -= 1;
-        Some(fault)
+        Some((fault, self.len > 0))
     }
 }
 
@@ -68,6 +71,12 @@ impl Default for Pending {
 /// A device that answers a page faster than this is served without calling another server: to wake one costs as
 /// much.
 const QUICK_NS: u64 = 30_000;
+
+/// Faults after which a server lets the scheduler choose its CPU again.
+const SETTLED: u32 = 256;
+
+/// Pages that a server which makes room itself wants to see free.
+const ROOM: i64 = 32;
 
 /// What a fault asks for, after a look at its word.
 enum Decision {
@@ -84,44 +93,79 @@ enum Decision {
 impl Server {
     /// A server with nothing to do.
     pub fn new() -> Self {
-        Self { incoming: Incoming::new() }
+        Self { incoming: Incoming::new(), settled: 0 }
     }
 
-    /// One round of a server: answers a fault that was read, or becomes the leader, waits for events (at most
-    /// `timeout_ns`), applies them and answers the first fault. Any number of servers may do so.
+    /// One round of a server: answers a fault that was read, or leads: waits for events (at most `timeout_ns`),
+    /// applies them and answers the first fault. If another leads already it sleeps until it is called, at most
+    /// `timeout_ns`. Any number of servers may do so.
     ///
-    /// The leader leaves while it answers only if more faults wait or the device is slow: the others sleep.
+    /// The leader leads on while it answers unless more faults wait, several threads fault, or the device is slow:
+    /// to call another server costs as much as an answer.
     pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
+        let calls = engine.calls.load(Acquire);
         let waiting = engine.pending.lock().pop();
-        if let Some(fault) = waiting {
+        if let Some((fault, more)) = waiting {
+            if more || !engine.is_quick() {
+                engine.call_server();
+            }
             return self.answer_timed(engine, fault);
         }
-        let leader = engine.leader.lock();
-        if engine.pending.lock().len == 0 && engine.kernel.wait_event(timeout_ns) {
+        let Some(leader) = engine.leader.try_lock() else {
+            return engine.await_call(calls, timeout_ns);
+        };
+        if engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
         }
-        let (fault, more) = {
-            let mut pending = engine.pending.lock();
-            (pending.pop(), pending.len > 0)
-        };
-        let Some(fault) = fault else { return };
-        if more || engine.device_ns.load(Relaxed) > QUICK_NS {
+        let Some((fault, more)) = engine.pending.lock().pop() else { return };
+        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
+        // once would only be crowded together.
+        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread && !more;
+        if !(alone && engine.is_quick()) {
+            engine.helps_itself.store(false, Relaxed);
+            self.settle(engine, false);
             drop(leader);
+            engine.call_server();
+            return self.answer_timed(engine, fault);
         }
+        engine.helps_itself.store(true, Relaxed);
+        self.settle(engine, true);
+        self.make_room(engine);
+        let place = engine.kernel.call_here(fault.thread);
         self.answer_timed(engine, fault);
+        if let Some(place) = place {
+            engine.kernel.let_go(fault.thread, place);
+        }
+    }
+
+    /// Keeps the server on one CPU, to which it calls the thread that faults alone. Now and then it lets the
+    /// scheduler choose another: this one may have got other work.
+    fn settle<K: Kernel>(&mut self, engine: &Engine<K>, here: bool) {
+        self.settled = match (here, self.settled) {
+            (true, 0) => {
+                engine.kernel.settle_here();
+                1
+            }
+            (true, faults) if faults < SETTLED => faults + 1,
+            (false, 0) => 0,
+            _ => {
+                engine.kernel.roam();
+                0
+            }
+        };
+    }
+
+    /// Lets pages leave before the fault is answered, if frames run short: while the only thread that faults waits
+    /// on this CPU nobody else runs on these page tables, and to take a page costs no interrupt on another CPU.
+    fn make_room<K: Kernel>(&mut self, engine: &Engine<K>) {
+        if engine.room() < ROOM && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
+            engine.evict_directly(&mut self.incoming.outgoing, ROOM as usize);
+        }
     }
 
     fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
         let started = engine.kernel.now();
-        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
-        // once would only be crowded together.
-        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread;
-        let quick = engine.device_ns.load(Relaxed) <= QUICK_NS;
-        let place = if alone && quick { engine.kernel.call_here(fault.thread) } else { None };
         self.answer(engine, fault);
-        if let Some(place) = place {
-            engine.kernel.let_go(fault.thread, place);
-        }
         Stats::add(&engine.stats.pgfault, 1);
         Stats::observe(&engine.stats.fault_ns, engine.kernel.now() - started);
     }
@@ -276,6 +320,33 @@ impl Default for Server {
 }
 
 impl<K: Kernel> Engine<K> {
+    /// Answers the device faster than another server could be called?
+    fn is_quick(&self) -> bool {
+        self.device_ns.load(Relaxed) <= QUICK_NS
+    }
+
+    /// Wakes a server that sleeps, to answer what waits or to lead.
+    fn call_server(&self) {
+        self.calls.fetch_add(1, AcqRel);
+        #[cfg(not(any(loom, shuttle)))]
+        let _ = rustix::thread::futex::wake(&self.calls, rustix::thread::futex::Flags::PRIVATE, 1);
+    }
+
+    /// Sleeps unless it was called since `calls` was read.
+    fn await_call(&self, calls: u32, timeout_ns: u64) {
+        #[cfg(not(any(loom, shuttle)))]
+        {
+            use rustix::thread::futex;
+            let timeout = futex::Timespec {
+                tv_sec: (timeout_ns / 1_000_000_000) as i64,
+                tv_nsec: (timeout_ns % 1_000_000_000) as _,
+            };
+            let _ = futex::wait(&self.calls, futex::Flags::PRIVATE, calls, Some(&timeout));
+        }
+        #[cfg(any(loom, shuttle))]
+        let _ = (calls, timeout_ns);
+    }
+
     /// Brings every page home that is on a device or on its way, if that fits the limit; `false` if it does
     /// not. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
     pub fn bring_home(&self, server: &mut Server) -> bool {

@@ -19,6 +19,8 @@ pub struct Linux {
     uffd: Uffd,
     pagemap: OwnedFd,
     statm: OwnedFd,
+    /// Where the thread that opened all this may run.
+    home: Place,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
@@ -131,6 +133,7 @@ impl Linux {
             uffd,
             pagemap: proc("pagemap", c"/proc/self/pagemap")?,
             statm: proc("statm", c"/proc/self/statm")?,
+            home: sched_getaffinity(None).unwrap_or_default(),
             probe: 0,
         })
     }
@@ -243,6 +246,19 @@ impl Kernel for Linux {
 
     fn let_go(&self, thread: u32, place: Place) {
         let _ = sched_setaffinity(Pid::from_raw(thread as i32), &place);
+    }
+
+    fn settle_here(&self) {
+        let mut only = Place::new();
+        let here = self.cpu();
+        if here < Place::MAX_CPU {
+            only.set(here);
+            let _ = sched_setaffinity(None, &only);
+        }
+    }
+
+    fn roam(&self) {
+        let _ = sched_setaffinity(None, &self.home);
     }
 
     fn event_pending(&self) -> bool {

@@ -111,6 +111,13 @@ pub trait Kernel: Send + Sync {
     /// Lets the thread run where it could before.
     fn let_go(&self, _thread: u32, _place: Place) {}
 
+    /// Keeps the caller, a thread of the engine, on the CPU that it runs on: the scheduler wakes a server on an idle
+    /// CPU, away from the thread that faults.
+    fn settle_here(&self) {}
+
+    /// Lets the caller run on any CPU again.
+    fn roam(&self) {}
+
     /// Is an event unread? Any lock.
     fn event_pending(&self) -> bool;
 

@@ -20,6 +20,9 @@ use crate::stats::Stats;
 use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+/// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
+const COUNT_ERROR: i64 = 128;
+
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Round {
@@ -69,8 +72,31 @@ impl<K: Kernel> Engine<K> {
 
     /// Is there work for an evictor?
     pub fn pressed(&self) -> bool {
-        let budget = self.budget.load(Relaxed);
-        budget < 0 || budget.max(0) as usize + self.ready_pages() < self.config.low_pages
+        self.budget.load(Relaxed) < self.least_budget() || self.room() < self.least_room()
+    }
+
+    /// Pages that faults can take without waiting: below the limit, or in filled frames.
+    pub(crate) fn room(&self) -> i64 {
+        self.budget.load(Relaxed).max(0) + self.ready_pages() as i64
+    }
+
+    /// Below it an evictor gives frames back. A server that makes room itself is not disturbed for the error of
+    /// the kernel's own count.
+    fn least_budget(&self) -> i64 {
+        if self.helps_itself.load(Relaxed) {
+            -COUNT_ERROR
+        } else {
+            0
+        }
+    }
+
+    /// Below it an evictor fills frames.
+    fn least_room(&self) -> i64 {
+        if self.helps_itself.load(Relaxed) {
+            0
+        } else {
+            self.config.low_pages as i64
+        }
     }
 
     fn ready_pages(&self) -> usize {
@@ -81,7 +107,8 @@ impl<K: Kernel> Engine<K> {
     pub fn balance(&self, out: &mut Outgoing) -> Round {
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
-        if budget >= 0 && budget as usize + ready >= self.config.high_pages {
+        let helped = self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR;
+        if helped || budget >= 0 && budget as usize + ready >= self.config.high_pages {
             return if self.convert(budget) { Round::Worked } else { Round::Idle };
         }
         if self.kernel.now() < self.stuck_until.load(Relaxed) {
