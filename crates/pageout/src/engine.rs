@@ -3,6 +3,7 @@
 //! Lock order: events → block → everything else, all of which are leaves here (frames, policy, and those of
 //! `slot`). No I/O, no wait for another thread's progress, under any of them.
 
+use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Kernel};
@@ -114,6 +115,10 @@ pub struct Engine<K: Kernel> {
     pub(crate) helps_itself: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
     pub(crate) device_ns: AtomicU64,
+    /// How long a request to a device takes, whatever its size: moving average, in ns.
+    pub(crate) request_ns: AtomicU64,
+    /// How much a fault brings in.
+    pub(crate) orders: Lock<Orders>,
     /// The thread whose fault was answered last.
     pub(crate) last_thread: AtomicU32,
     pub(crate) evictions: AtomicU32,
@@ -150,6 +155,8 @@ impl<K: Kernel> Engine<K> {
             calls: AtomicU32::new(0),
             helps_itself: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
+            request_ns: AtomicU64::new(0),
+            orders: Lock::new(Orders::new(), &POLICY_LOCKS),
             last_thread: AtomicU32::new(0),
             evictions: AtomicU32::new(1),
             key: Key::random(),

@@ -7,20 +7,19 @@
 //! Fit to run in a signal handler: no allocation, no thread-local state, raw system calls, and no
 //! lock that the interrupted thread could hold (engine threads take no signals).
 
+pub(crate) mod order;
+
 use crate::engine::{Engine, Swapin};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
-use crate::space::{page_start, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::space::{page_start, BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::Backoff;
 use rustix::io::Errno;
 
-/// Order that a fault on swapped memory brings in when nothing is known: 64 KiB. Measured: a page at a time
-/// costs a program with scattered small objects nine times as long (see ARCHITECTURE.md).
-const FIRST_ORDER: u8 = 4;
 /// Pages of one window: a fault on the page after it continues its stream.
 const STREAM_PAGE_SHIFT: u32 = 8;
 
@@ -188,6 +187,7 @@ impl Server {
         assert!(!engine.frames.has(address), "the engine touched a frame that is not there, {address:#x}");
         let block_start = address & !(BLOCK - 1);
         let index = (address - block_start) / PAGE;
+        engine.end_sample();
         let mut backoff = Backoff::new();
         loop {
             let (brought, order) = match self.decide(engine, block_start, index, fault) {
@@ -296,7 +296,7 @@ impl Server {
                     )
                 });
                 let swapped = tag == Tag::Swapped;
-                let order = engine.order(at / PAGE, fault.thread, swapped);
+                let order = engine.order(&mut block, at / PAGE, fault.thread, swapped);
                 let low = index & !((1 << order) - 1);
                 let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
                 if swapped {
@@ -372,22 +372,48 @@ impl<K: Kernel> Engine<K> {
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
     }
 
-    /// The order that this fault brings in. A stream (faults of a thread, each on the page after the last
-    /// window) doubles it; anything else starts over.
-    fn order(&self, page: usize, thread: u32, swapped: bool) -> u8 {
-        let most = self.config.max_order;
+    /// The order that this fault brings in; see [`order`].
+    fn order(&self, block: &mut BlockState, page: usize, thread: u32, swapped: bool) -> u8 {
+        let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
         let stream = &self.streams[thread as usize % self.streams.len()];
         let last = stream.load(Relaxed);
         let (expected, last_order) = (last >> STREAM_PAGE_SHIFT, (last & 0xff) as u8);
-        let first = if swapped { FIRST_ORDER } else { 0 };
-        let order = if swapped && self.config.swapin == Swapin::Always {
-            most
-        } else if page as u64 == expected {
-            (last_order + if swapped { 1 } else { 2 }).max(first)
-        } else {
-            first
+        let follows = page as u64 == expected;
+        let order = match (swapped, self.config.swapin) {
+            (false, _) if follows => last_order + 2,
+            (false, _) => 0,
+            (true, Swapin::Always) => most,
+            (true, _) => self.order_of_swapped(block, page, follows.then_some(last_order)),
         };
-        order.min(most).min(if self.config.swapin == Swapin::Never { 8 } else { 9 })
+        order.min(most)
+    }
+
+    fn order_of_swapped(&self, block: &mut BlockState, page: usize, last_order: Option<u8>) -> u8 {
+        let unit = block.unit_mut(page % BLOCK_PAGES).expect("unit of a swapped page");
+        if unit.usage.sampled {
+            return 0;
+        }
+        let alone = !unit.words.iter().any(|word| word.tag() == Tag::Resident);
+        let mut orders = self.orders.lock();
+        if alone && orders.sample(page / UNIT_PAGES) {
+            unit.usage.sampled = true;
+            return 0;
+        }
+        last_order.map_or(0, |last| last + 1).max(orders.best())
+    }
+
+    /// Ends the watch over a unit whose time has come. No lock held.
+    fn end_sample(&self) {
+        let Some(unit) = self.orders.lock().due() else { return };
+        let Some(block) = self.space.block(unit * UNIT) else { return };
+        let used = {
+            let mut block = block.lock();
+            let Some(unit) = block.unit_mut(unit * UNIT_PAGES % BLOCK_PAGES) else { return };
+            unit.usage.sampled = false;
+            (0..UNIT_PAGES).filter(|at| unit.words[*at].tag() == Tag::Resident).fold(0, |map, at| map | 1 << at)
+        };
+        let resident = (self.config.limit_pages - self.budget.load(Relaxed)).max(0) as u64;
+        self.orders.lock().learn(used, self.request_ns.load(Relaxed), resident, self.place.swapped());
     }
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.

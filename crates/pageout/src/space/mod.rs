@@ -55,6 +55,8 @@ pub struct Usage {
     pub frequency: u8,
     /// It is in a queue.
     pub queued: bool,
+    /// Its pages come in one by one: which of them are used is being watched (`fault::order`).
+    pub sampled: bool,
 }
 
 /// 16 pages and what is known of them.

@@ -158,6 +158,8 @@ impl<K: Kernel> Engine<K> {
         Stats::observe(&self.stats.device_ns, took);
         let average = self.device_ns.load(Relaxed);
         self.device_ns.store(average - average / 16 + took / n as u64 / 16, Relaxed);
+        let average = self.request_ns.load(Relaxed);
+        self.request_ns.store(average - average / 16 + took / 16, Relaxed);
         for index in 0..n {
             let (address, _) = buffer.locate(self, index);
             let alone = read.is_ok() || self.read_alone(incoming.words[index].payload(), address);

@@ -302,7 +302,7 @@ impl<K: Kernel> Engine<K> {
         let now = self.evictions.fetch_add(BLOCK_PAGES as u32 / UNIT_PAGES as u32, Relaxed).max(1);
         for index in (0..done).step_by(UNIT_PAGES) {
             let unit = block.unit_mut(index).expect("unit of a page that left");
-            unit.usage = crate::space::Usage { evicted_at: now, frequency: 0, queued: unit.usage.queued };
+            (unit.usage.evicted_at, unit.usage.frequency) = (now, 0);
         }
         // The others of its units that are queued are found to be gone when their turn comes.
         block.unit_mut(first).expect("unit of a queued page").usage.queued = false;

@@ -1,0 +1,180 @@
+//! How many pages a fault brings in.
+//!
+//! *Streams*: a thread whose faults each lie on the page after the last window doubles it, up to 2 MiB. *All others* take
+//! the order that has been cheapest lately, which a sample tells: of some units (64 KiB) pages are brought in one by
+//! one, and after a while the map of those that came says what each order would have cost there:
+//!
+//! ```text
+//! cost of order k = windows of 2^k pages that hold one that was used × (fault + 2^k × (page + place))
+//! ```
+//! *Fault*: the round trip and the request to the device. *Page*: what a page costs on its way in and out. *Place*: what
+//! a page brought in for nothing costs by having put out another, a fault times the chance that it comes back; it is
+//! estimated by the share of memory that is resident. So a walk brings in whole units, a program that looks up
+//! single small things brings in single pages, and a change is noticed after about a thousand faults.
+//!
+//! Plain arithmetic on what it is told; its owner guards it by a lock that is a leaf.
+
+use crate::space::UNIT_PAGES;
+
+/// The largest order that the sample decides about: a unit.
+const ORDERS: usize = UNIT_PAGES.trailing_zeros() as usize + 1;
+/// A fault without its device, and a page's way in and out: nanoseconds, measured (ARCHITECTURE.md).
+const FAULT_NS: u64 = 15_000;
+const PAGE_NS: u64 = 2_000;
+/// The order while nothing is known.
+const FIRST: u8 = 2;
+/// Units that are sampled at once.
+const SAMPLES: usize = 64;
+/// Faults that a unit is watched for.
+const WATCHED: u32 = 1024;
+/// The share of a new sample in the average: 1 of this.
+const SHARE: i64 = 16;
+
+/// What a unit's sample needs: where it is, and since which fault.
+#[derive(Clone, Copy)]
+struct Sample {
+    unit: usize,
+    since: u32,
+}
+
+/// The sample and what it says.
+pub struct Orders {
+    /// Nanoseconds for a unit, by order.
+    cost: [i64; ORDERS],
+    best: u8,
+    /// Faults so far.
+    faults: u32,
+    /// The units under watch, oldest first.
+    samples: [Sample; SAMPLES],
+    first: usize,
+    len: usize,
+}
+
+impl Orders {
+    /// Nothing is known.
+    pub const fn new() -> Self {
+        Self {
+            cost: [0; ORDERS],
+            best: FIRST,
+            faults: 0,
+            samples: [Sample { unit: 0, since: 0 }; SAMPLES],
+            first: 0,
+            len: 0,
+        }
+    }
+
+    /// The order for a fault that belongs to no stream.
+    pub fn best(&self) -> u8 {
+        self.best
+    }
+
+    /// One more such fault, on a unit of which nothing else is resident: is it to be sampled? Then its pages are to
+    /// be brought in one by one until [`Orders::due`] names it.
+    ///
+    /// Sampling costs faults where windows are large, so it is done less there.
+    pub fn sample(&mut self, unit: usize) -> bool {
+        self.faults = self.faults.wrapping_add(1);
+        if self.faults % (4 << self.best) != 0 || self.len == SAMPLES {
+            return false;
+        }
+        self.samples[(self.first + self.len) % SAMPLES] = Sample { unit, since: self.faults };
+        self.len += 1;
+        true
+    }
+
+    /// A unit that has been watched for long enough; it is no more.
+    pub fn due(&mut self) -> Option<usize> {
+        let sample = (self.len > 0).then(|| self.samples[self.first])?;
+        if self.faults.wrapping_sub(sample.since) < WATCHED {
+            return None;
+        }
+        self.first = (self.first + 1) % SAMPLES;
+        self.len -= 1;
+        Some(sample.unit)
+    }
+
+    /// What became of a unit: a bit for each page that was used. `request_ns`: what a device takes for a request;
+    /// `resident`, `swapped`: pages.
+    pub fn learn(&mut self, used: u16, request_ns: u64, resident: u64, swapped: u64) {
+        if used == 0 {
+            return;
+        }
+        let fault = FAULT_NS + request_ns;
+        let place = fault * resident.min(2 * swapped) / swapped.max(1);
+        let known = self.cost[0] != 0;
+        let mut windows = used;
+        for (order, average) in self.cost.iter_mut().enumerate() {
+            let cost = windows.count_ones() as u64 * (fault + (PAGE_NS + place << order));
+            let step = cost as i64 - *average;
+            *average += if known { step / SHARE } else { step };
+            // Each window of the next order stands where the first of its two halves did.
+            let half = 1 << order;
+            windows = (windows | windows >> half) & EVERY[(order + 1).min(ORDERS - 1)];
+        }
+        let cheapest = (0..ORDERS).min_by_key(|order| self.cost[*order]).expect("orders");
+        self.best = cheapest as u8;
+    }
+}
+
+impl Default for Orders {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// By order: the first page of each window of a unit.
+const EVERY: [u16; ORDERS] = [0xffff, 0x5555, 0x1111, 0x0101, 0x0001];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The order found after units that were used like this.
+    fn found(used: &[u16], resident: u64, swapped: u64) -> u8 {
+        let mut orders = Orders::new();
+        for _ in 0..200 {
+            for used in used {
+                orders.learn(*used, 2_000, resident, swapped);
+            }
+        }
+        orders.best()
+    }
+
+    #[test]
+    fn what_is_used_decides() {
+        assert_eq!(found(&[0xffff], 1000, 1000), 4);
+        assert_eq!(found(&[0x0100], 1000, 1000), 0);
+        assert_eq!(found(&[0x0400, 0x0001, 0x8000, 0x0020], 1000, 3000), 0);
+        assert_eq!(found(&[0x00ff, 0xff00], 1000, 1000), 3);
+        // Most pages of a unit, in no order: the whole unit.
+        assert_eq!(found(&[0xb7ed, 0x7ddb], 1000, 1000), 4);
+        // Where places are cheap (little fits, nothing comes back) a bolder window pays.
+        assert!(found(&[0x0055], 100, 10_000) >= found(&[0x0055], 10_000, 5_000));
+    }
+
+    #[test]
+    fn a_change_is_followed() {
+        let mut orders = Orders::new();
+        (0..100).for_each(|_| orders.learn(0xffff, 2_000, 1000, 1000));
+        assert_eq!(orders.best(), 4);
+        (0..60).for_each(|_| orders.learn(1, 2_000, 1000, 1000));
+        assert_eq!(orders.best(), 0);
+        (0..60).for_each(|_| orders.learn(0xffff, 2_000, 1000, 1000));
+        assert_eq!(orders.best(), 4);
+    }
+
+    #[test]
+    fn a_sample_is_due_after_its_time_and_once() {
+        let mut orders = Orders::new();
+        let mut watched = std::vec::Vec::new();
+        let mut ended = std::vec::Vec::new();
+        for unit in 0..10_000 {
+            if orders.sample(unit) {
+                watched.push(unit);
+            }
+            ended.extend(orders.due());
+        }
+        assert!(watched.len() > 100 && ended.len() + SAMPLES >= watched.len());
+        assert_eq!(ended, watched[..ended.len()]);
+    }
+}
