@@ -105,6 +105,8 @@ pub struct Engine<K: Kernel> {
     pub wanted: AtomicU32,
     /// A fault could have used a huge frame and there was none.
     pub(crate) huge_wanted: AtomicBool,
+    /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
+    pub(crate) huge_due: AtomicBool,
     /// Faults that were read, for any server.
     pub(crate) pending: Lock<Pending>,
     /// Who reads events.
@@ -150,6 +152,7 @@ impl<K: Kernel> Engine<K> {
             budget: AtomicI64::new(0),
             wanted: AtomicU32::new(0),
             huge_wanted: AtomicBool::new(false),
+            huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
             calls: AtomicU32::new(0),

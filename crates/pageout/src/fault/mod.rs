@@ -16,6 +16,7 @@ use crate::page::Tag;
 use crate::space::{page_start, BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::Backoff;
 use rustix::io::Errno;
@@ -99,8 +100,8 @@ impl Server {
     /// applies them and answers the first fault. If another leads already it sleeps until it is called, at most
     /// `timeout_ns`. Any number of servers may do so.
     ///
-    /// The leader leads on while it answers unless more faults wait, several threads fault, or the device is slow:
-    /// to call another server costs as much as an answer.
+    /// The leader leads on while it answers, unless more faults wait or the device is slow: to call another server
+    /// costs as much as an answer.
     pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
         let calls = engine.calls.load(Acquire);
         let waiting = engine.pending.lock().pop();
@@ -117,18 +118,23 @@ impl Server {
             self.receive(engine);
         }
         let Some((fault, more)) = engine.pending.lock().pop() else { return };
-        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
-        // once would only be crowded together.
-        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread && !more;
-        if !(alone && engine.is_quick()) {
-            engine.helps_itself.store(false, Relaxed);
-            self.settle(engine, false);
+        let leader = if more || !engine.is_quick() {
             drop(leader);
             engine.call_server();
+            None
+        } else {
+            Some(leader)
+        };
+        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
+        // once would only be crowded together. One that takes much at a time has work for two CPUs.
+        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread
+            && leader.is_some()
+            && engine.last_order(fault.thread) <= UNIT_PAGES.ilog2() as u8;
+        engine.helps_itself.store(alone, Relaxed);
+        self.settle(engine, alone);
+        if !alone {
             return self.answer_timed(engine, fault);
         }
-        engine.helps_itself.store(true, Relaxed);
-        self.settle(engine, true);
         self.make_room(engine);
         let place = engine.kernel.call_here(fault.thread);
         self.answer_timed(engine, fault);
@@ -321,7 +327,7 @@ impl Default for Server {
 
 impl<K: Kernel> Engine<K> {
     /// Answers the device faster than another server could be called?
-    fn is_quick(&self) -> bool {
+    pub(crate) fn is_quick(&self) -> bool {
         self.device_ns.load(Relaxed) <= QUICK_NS
     }
 
@@ -375,9 +381,8 @@ impl<K: Kernel> Engine<K> {
     /// The order that this fault brings in; see [`order`].
     fn order(&self, block: &mut BlockState, page: usize, thread: u32, swapped: bool) -> u8 {
         let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
-        let stream = &self.streams[thread as usize % self.streams.len()];
-        let last = stream.load(Relaxed);
-        let (expected, last_order) = (last >> STREAM_PAGE_SHIFT, (last & 0xff) as u8);
+        let (expected, last_order) =
+            (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT, self.last_order(thread));
         let follows = page as u64 == expected;
         let order = match (swapped, self.config.swapin) {
             (false, _) if follows => last_order + 2,
@@ -410,7 +415,9 @@ impl<K: Kernel> Engine<K> {
             let mut block = block.lock();
             let Some(unit) = block.unit_mut(unit * UNIT_PAGES % BLOCK_PAGES) else { return };
             unit.usage.sampled = false;
-            (0..UNIT_PAGES).filter(|at| unit.words[*at].tag() == Tag::Resident).fold(0, |map, at| map | 1 << at)
+            (0..UNIT_PAGES)
+                .filter(|at| unit.words[*at].tag() == Tag::Resident)
+                .fold(0, |map, at| map | 1 << at)
         };
         let resident = (self.config.limit_pages - self.budget.load(Relaxed)).max(0) as u64;
         self.orders.lock().learn(used, self.request_ns.load(Relaxed), resident, self.place.swapped());
@@ -418,8 +425,16 @@ impl<K: Kernel> Engine<K> {
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.
     fn advance(&self, thread: u32, end: usize, order: u8) {
-        let stream = &self.streams[thread as usize % self.streams.len()];
-        stream.store(((end / PAGE) as u64) << STREAM_PAGE_SHIFT | order as u64, Relaxed);
+        self.stream(thread).store(((end / PAGE) as u64) << STREAM_PAGE_SHIFT | order as u64, Relaxed);
+    }
+
+    fn stream(&self, thread: u32) -> &AtomicU64 {
+        &self.streams[thread as usize % self.streams.len()]
+    }
+
+    /// The order of a thread's last fault.
+    fn last_order(&self, thread: u32) -> u8 {
+        (self.stream(thread).load(Relaxed) & 0xff) as u8
     }
 
     /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`.

@@ -107,7 +107,8 @@ impl<K: Kernel> Engine<K> {
     pub fn balance(&self, out: &mut Outgoing) -> Round {
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
-        let helped = self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR;
+        let due = self.huge_due.swap(false, Relaxed);
+        let helped = self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR && !due;
         if helped || budget >= 0 && budget as usize + ready >= self.config.high_pages {
             return if self.convert(budget) { Round::Worked } else { Round::Idle };
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! fetch    events shared, block lock: word Swapped → Busy for the run          (others leave it alone)
-//! read     no lock: one request, then the checksum of each page
+//! read     no lock: a request for each run of slots, then the checksum of each page
 //! arrive   events shared, block lock: still the same word? MOVE, Busy → Resident
 //! ```
 //! What the program gave up in the meantime is noticed by its changed word; its frame and slot are then
@@ -100,7 +100,7 @@ impl<K: Kernel> Engine<K> {
                 self.kernel.wake(block_start + index * PAGE, PAGE);
                 return Brought::Done(index + 1);
             }
-            let (low, high) = swapped_run(&block, index, window);
+            let (low, high) = swapped_run(&block, index, window, self.is_quick());
             let Some((low, n, buffer)) = self.buffer_for(index, low, high) else { return Brought::NoFrame };
             for i in 0..n {
                 let word = block.word(low + i).fetch();
@@ -141,19 +141,15 @@ impl<K: Kernel> Engine<K> {
     /// Reads the run and says of each page whether it is what was written.
     fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer) {
         let started = self.kernel.now();
-        let mut parts = [(0usize, 0usize); PARTS];
-        let (mut used, mut index) = (0, 0);
-        while index < n {
-            let (address, run) = buffer.locate(self, index);
-            let run = run.min(n - index);
-            parts[used] = (address, run * PAGE);
-            (used, index) = (used + 1, index + run);
+        let mut read = 0;
+        while read < n {
+            let entry = incoming.words[read].payload();
+            let follows = |i: &usize| incoming.words[*i].payload() == entry + (*i - read) as u64;
+            let run = (read..n).take_while(follows).count();
+            let result = self.read_run(entry, read, run, buffer);
+            incoming.good[read..read + run].fill(result.is_ok());
+            read += run;
         }
-        let read = match self.place.locate(incoming.words[0].payload()) {
-            // SAFETY: the frames were taken: filled, and nobody else's.
-            Some((device, at)) => unsafe { device.read_vectored(at, &parts[..used]) },
-            None => Err(Errno::NODEV),
-        };
         let took = self.kernel.now() - started;
         Stats::observe(&self.stats.device_ns, took);
         let average = self.device_ns.load(Relaxed);
@@ -162,9 +158,9 @@ impl<K: Kernel> Engine<K> {
         self.request_ns.store(average - average / 16 + took / 16, Relaxed);
         for index in 0..n {
             let (address, _) = buffer.locate(self, index);
-            let alone = read.is_ok() || self.read_alone(incoming.words[index].payload(), address);
-            // SAFETY: as above.
-            let good = alone && unsafe { self.key.sum(address) } == incoming.sums[index];
+            let read = incoming.good[index] || self.read_alone(incoming.words[index].payload(), address);
+            // SAFETY: the frames were taken: filled, and nobody else's.
+            let good = read && unsafe { self.key.sum(address) } == incoming.sums[index];
             if !good {
                 Stats::add(&self.stats.read_errors, 1);
             }
@@ -172,10 +168,25 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
+    /// `run` neighbouring slots from `entry` on, into the frames of `buffer` from its page `first` on.
+    fn read_run(&self, entry: u64, first: usize, run: usize, buffer: &Buffer) -> Result<(), Errno> {
+        let (device, at) = self.place.locate(entry).ok_or(Errno::NODEV)?;
+        let mut parts = [(0usize, 0usize); PARTS];
+        let (mut used, mut index) = (0, first);
+        while index < first + run {
+            let (address, pages) = buffer.locate(self, index);
+            let pages = pages.min(first + run - index);
+            parts[used] = (address, pages * PAGE);
+            (used, index) = (used + 1, index + pages);
+        }
+        // SAFETY: the frames were taken: filled, and nobody else's.
+        unsafe { device.read_vectored(at, &parts[..used]) }
+    }
+
     /// One page by itself, after the whole run could not be read: only what is really lost is given up.
     #[cold]
     fn read_alone(&self, entry: u64, address: usize) -> bool {
-        // SAFETY: as in `read`.
+        // SAFETY: as in `read_run`.
         self.place
             .locate(entry)
             .is_some_and(|(device, at)| unsafe { device.read_vectored(at, &[(address, PAGE)]).is_ok() })
@@ -357,13 +368,14 @@ impl<K: Kernel> Engine<K> {
     }
 }
 
-/// The pages around `index`, within `window`, that are swapped to neighbouring slots.
-fn swapped_run(block: &BlockState, index: usize, window: (usize, usize)) -> (usize, usize) {
+/// The pages around `index`, within `window`, that are swapped; to neighbouring slots, unless another request costs
+/// less than the fault that it saves.
+fn swapped_run(block: &BlockState, index: usize, window: (usize, usize), quick: bool) -> (usize, usize) {
     let entry = block.word(index).payload();
     let continues = |at: usize| {
         let word = block.word(at);
         word.tag() == Tag::Swapped
-            && word.payload().wrapping_sub(at as u64) == entry.wrapping_sub(index as u64)
+            && (quick || word.payload().wrapping_sub(at as u64) == entry.wrapping_sub(index as u64))
     };
     let (mut low, mut high) = (index, index + 1);
     while low > window.0 && continues(low - 1) {

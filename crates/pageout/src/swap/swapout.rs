@@ -168,6 +168,9 @@ impl<K: Kernel> Engine<K> {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
                 self.policy.lock().keep(number);
+                if !self.huge_due.swap(true, Relaxed) {
+                    self.kick();
+                }
                 return Left::Some;
             }
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
