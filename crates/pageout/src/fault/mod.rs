@@ -13,7 +13,7 @@ use crate::engine::{Engine, Swapin};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
-use crate::space::{page_start, BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{page_start, BlockState, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::AtomicU64;
@@ -411,14 +411,18 @@ impl<K: Kernel> Engine<K> {
     fn end_sample(&self) {
         let Some(unit) = self.orders.lock().due() else { return };
         let Some(block) = self.space.block(unit * UNIT) else { return };
-        let used = {
-            let mut block = block.lock();
-            let Some(unit) = block.unit_mut(unit * UNIT_PAGES % BLOCK_PAGES) else { return };
-            unit.usage.sampled = false;
-            (0..UNIT_PAGES)
-                .filter(|at| unit.words[*at].tag() == Tag::Resident)
-                .fold(0, |map, at| map | 1 << at)
-        };
+        if let Some(unit) = block.lock().unit_mut(unit * UNIT_PAGES % BLOCK_PAGES) {
+            self.learn(unit);
+        }
+    }
+
+    /// What became of a unit that is watched: its time has come, or reclaim looks at it. Under its block's lock.
+    pub(crate) fn learn(&self, unit: &mut Unit) {
+        if !core::mem::take(&mut unit.usage.sampled) {
+            return;
+        }
+        let came = |at: &usize| unit.words[*at].tag() == Tag::Resident;
+        let used = (0..UNIT_PAGES).filter(came).fold(0, |map, at| map | 1 << at);
         let resident = (self.config.limit_pages - self.budget.load(Relaxed)).max(0) as u64;
         self.orders.lock().learn(used, self.request_ns.load(Relaxed), resident, self.place.swapped());
     }

@@ -161,6 +161,8 @@ impl<K: Kernel> Engine<K> {
         }
         let number = (unit_start / UNIT) as u32;
         let unit = block.unit_mut(first).expect("unit of a candidate");
+        // Before its turn: that it came page by page is no sign of use, and must not make it stay.
+        self.learn(unit);
         if self.policy.lock().judge(number, &mut unit.usage) == Turn::Stay {
             return Left::Some;
         }
