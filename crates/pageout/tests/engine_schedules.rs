@@ -32,6 +32,7 @@ fn base() -> Plan {
         swapin: Swapin::Auto,
         max_order: 9,
         partial: 0,
+        short: 0,
         meanwhile: 0,
         nested: 0,
         slow: false,
@@ -67,14 +68,16 @@ fn evict_all(world: &World) {
     }
 }
 
+/// Thread 1, which is in a system call, runs whenever the engine calls the kernel.
+fn returns(world: &World) {
+    step(world, 1);
+    if world.engine.kernel.changing() > 0 {
+        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+    }
+}
+
 /// The page's event is queued, and its caller runs whenever the engine calls the kernel.
 fn event_meanwhile(world: &World) {
-    fn returns(world: &World) {
-        step(world, 1);
-        if world.engine.kernel.changing() > 0 {
-            *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
-        }
-    }
     world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 4));
     *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
 }
@@ -159,13 +162,6 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
                     program.step_thread(&world.engine.kernel, 2);
                 }
                 drop(program);
-                // The call returns once its event is read.
-                fn returns(world: &World) {
-                    if world.engine.kernel.changing() > 0 {
-                        step(world, 1);
-                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
-                    }
-                }
                 *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
             }),
         ));
@@ -206,6 +202,60 @@ fn an_event_is_unread_when_a_page_must_go_back() {
     evict_all(&world);
     assert!(world.at_device.lock().unwrap().is_none());
     end(&world);
+}
+
+/// Everything that leaves from here on must go back.
+fn device_refuses_writes(world: &World) {
+    world.device.arm(Rule {
+        operation: Operation::Write,
+        when: When::Since(0),
+        fault: Fault::Fail(Errno::IO),
+    });
+}
+
+#[test]
+fn memory_is_short_when_a_page_must_go_back() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    device_refuses_writes(&world);
+    world.engine.kernel.set_short(0x8000);
+    evict_all(&world);
+    world.engine.kernel.set_short(0);
+    end(&world);
+}
+
+#[test]
+fn a_mapping_goes_while_its_page_goes_back() {
+    for call in 0..8 {
+        for moved in [true, false] {
+            let world = world(|plan| plan);
+            let _on_failure = OnFailure(&world);
+            world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (512, 512));
+            world.settle();
+            touch(&world, 0, 0, 16, true);
+            world.settle();
+            device_refuses_writes(&world);
+            *world.at_device.lock().unwrap() = Some(Box::new(move |world| {
+                *world.at_call.lock().unwrap() = Some((
+                    call,
+                    Box::new(move |world| {
+                        let mut program = world.program.lock().unwrap();
+                        if moved {
+                            program.start_mremap(&world.engine.kernel, 1, (0, 64), 600);
+                        } else {
+                            program.start_munmap(&world.engine.kernel, 1, (0, 64));
+                        }
+                        drop(program);
+                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+                    }),
+                ));
+            }));
+            evict_all(&world);
+            end(&world);
+        }
+    }
 }
 
 #[test]

@@ -104,6 +104,8 @@ struct State {
     random: u64,
     /// So many of 65536 moves and copies stop half-way.
     partial: u32,
+    /// So many of 65536 copies find no memory.
+    short: u32,
     /// Who works now answers faults: it must not raise one.
     serving: bool,
 }
@@ -161,6 +163,7 @@ impl Simulated {
             now: 1,
             random: seed,
             partial: 0,
+            short: 0,
             serving: false,
         };
         Self {
@@ -181,6 +184,11 @@ impl Simulated {
     /// So many of 65536 moves and copies of several pages stop half-way.
     pub fn set_partial(&self, of_65536: u32) {
         self.state.lock().partial = of_65536;
+    }
+
+    /// So many of 65536 copies find no memory.
+    pub fn set_short(&self, of_65536: u32) {
+        self.state.lock().short = of_65536;
     }
 
     /// Says whether who works from now on answers faults, and so must not raise one; returns what held before.
@@ -567,14 +575,22 @@ impl Simulated {
 
     fn copy_or_zero(&self, to: usize, from: Option<usize>, len: usize, wake: bool) -> Result<(), Partial> {
         self.meanwhile();
-        let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if state.changing > 0 {
+        if self.state.lock().changing > 0 {
             return refused(Errno::AGAIN);
         }
+        // The kernel looks twice, and at the mapping between: one that goes now is not there, and not yet changing.
+        self.meanwhile();
+        let mut state = self.state.lock();
         let range = self.range(to, len);
         if let Err(errno) = Self::check_target(&state, &range) {
             return refused(errno);
+        }
+        if state.changing > 0 {
+            return refused(Errno::AGAIN);
+        }
+        if state.short > 0 && splitmix(&mut state.random) & 0xffff < u64::from(state.short) {
+            return refused(Errno::NOMEM);
         }
         self.step(to, len, wake, &mut state, |state, i| {
             let index = range.start + i;

@@ -541,8 +541,9 @@ impl<K: Kernel> Engine<K> {
         Stats::add(&self.stats.pgsteal, 1);
     }
 
-    /// Brings a page that could not be written back to the program. Reads the events that stop it: the
-    /// caller may be the only thread that does.
+    /// Brings a page that could not be written back to the program. Its frame is the only place where its data
+    /// are: it is tried until the page is there or its mapping is not. Reads the events that stop it: the caller
+    /// may be the only thread that does.
     fn return_page(&self, frame: u32) {
         let mut backoff = crate::sync::Backoff::new();
         loop {
@@ -555,21 +556,29 @@ impl<K: Kernel> Engine<K> {
             if word.tag() != Tag::Cached || word.payload() != frame as u64 {
                 break;
             }
-            match self.kernel.copy(owner, self.frames.address(frame), PAGE, true) {
-                Err(partial) if partial.errno == Errno::AGAIN => {
+            let copied = self.kernel.copy(owner, self.frames.address(frame), PAGE, true);
+            match copied.map_err(|partial| partial.errno) {
+                // Mapped already, by somebody who writes around us: theirs is the newer.
+                Ok(()) | Err(Errno::EXIST) => {
+                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
+                    block.set(index, word.rescue());
+                    self.used(&mut block, block_start, index);
+                    break;
+                }
+                // No event explains it, so none will come: the mapping is gone for good.
+                Err(Errno::NOENT | Errno::SRCH) if !self.kernel.event_pending() => {
+                    block.set(index, word.forget());
+                    block.set_sum(index, 0);
+                    break;
+                }
+                // An event is unread, or memory is short.
+                Err(_) => {
                     drop(block);
                     drop(regions);
                     self.pump();
                     backoff.snooze();
-                    continue;
-                }
-                copied => {
-                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
-                    block.set(index, word.rescue());
-                    self.used(&mut block, block_start, index);
                 }
             }
-            break;
         }
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }

@@ -453,6 +453,25 @@ impl Program {
         self.threads[thread] = Doing::Call { call, range, then: Then::Return };
     }
 
+    /// A thread that is idle unmaps pages.
+    pub fn start_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
+        assert!(matches!(self.threads[thread], Doing::Nothing));
+        let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
+        self.unmapped(range);
+        self.threads[thread] = Doing::Call { call, range, then: Then::Unmapped };
+    }
+
+    /// A thread that is idle moves pages, with their mapping.
+    pub fn start_mremap(&mut self, kernel: &Simulated, thread: usize, (from, n): (usize, usize), to: usize) {
+        assert!(matches!(self.threads[thread], Doing::Nothing));
+        let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, 0);
+        for i in 0..n {
+            self.values[to + i] = self.values[from + i];
+        }
+        self.unmapped((from, n));
+        self.threads[thread] = Doing::Call { call, range: (from, n), then: Then::Return };
+    }
+
     /// Thread 0, idle, reads a run of pages.
     pub fn read_run(&mut self, page: usize, n: usize) {
         assert!(matches!(self.threads[0], Doing::Nothing));
