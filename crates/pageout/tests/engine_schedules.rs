@@ -259,6 +259,52 @@ fn a_mapping_goes_while_its_page_goes_back() {
 }
 
 #[test]
+fn pages_are_discarded_without_an_event() {
+    for evicted in [false, true] {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        write_and_evict(&world, 0, 64);
+        // Their slots still have what they held.
+        touch(&world, 0, 0, 64, false);
+        world.settle();
+        world.program.lock().unwrap().guard(&world.engine.kernel, (16, 16));
+        if evicted {
+            evict_all(&world);
+        }
+        touch(&world, 0, 16, 16, false);
+        world.settle();
+        assert_eq!(world.engine.stats.discarded_unseen.load(Relaxed), 16);
+        end(&world);
+    }
+}
+
+#[test]
+fn a_mapping_goes_while_its_pages_leave() {
+    for call in 0..8 {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (512, 512));
+        world.settle();
+        touch(&world, 0, 0, 64, true);
+        world.settle();
+        *world.at_call.lock().unwrap() = Some((
+            call,
+            Box::new(|world| {
+                world.program.lock().unwrap().start_mremap(&world.engine.kernel, 1, (0, 64), 600);
+            }),
+        ));
+        evict_all(&world);
+        world.settle();
+        // What is mapped can still leave.
+        world.check();
+        let known = |page: usize| world.word(world.engine.kernel.program_base() + page * 4096).unwrap().tag();
+        assert!((600..664).all(|page| known(page) != Tag::None));
+        assert_eq!(world.engine.stats.discarded_unseen.load(Relaxed), 0);
+        end(&world);
+    }
+}
+
+#[test]
 fn a_page_is_rescued_while_it_is_written() {
     let habits = Habits::ACCESS;
     let world = world(|plan| Plan { habits, ..plan });

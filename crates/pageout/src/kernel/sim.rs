@@ -371,6 +371,11 @@ impl Simulated {
         }
     }
 
+    /// `madvise(GUARD_INSTALL)` and `GUARD_REMOVE`: pages are discarded, and no event says so.
+    pub fn guard(&self, start: usize, len: usize) {
+        self.zap(start, len, false);
+    }
+
     /// The kernel drops a page that MADV_FREE gave it. Whether there was one.
     pub fn drop_lazy(&self, at: usize) -> bool {
         let mut state = self.state.lock();
@@ -660,12 +665,19 @@ impl Kernel for Simulated {
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         self.meanwhile();
-        let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
+        if self.state.lock().changing > 0 {
+            return refused(Errno::AGAIN);
+        }
+        self.meanwhile();
+        let mut state = self.state.lock();
+        let (target, source) = (self.range(to, len), self.range(from, len));
+        if state.pages[target.start].mapping == 0 || state.pages[source.start].mapping == 0 {
+            return refused(Errno::NOENT);
+        }
         if state.changing > 0 {
             return refused(Errno::AGAIN);
         }
-        let (target, source) = (self.range(to, len), self.range(from, len));
         let of_one = |range: &Range<usize>| {
             let first = state.pages[range.start];
             first.mapping != 0 && state.pages[range.clone()].iter().all(|page| page.mapping == first.mapping)

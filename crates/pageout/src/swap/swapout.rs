@@ -240,8 +240,11 @@ impl<K: Kernel> Engine<K> {
             match partial.errno {
                 Errno::AGAIN if done > 0 => {}
                 Errno::AGAIN => return Left::Pending,
+                // Or no such mapping: then it is on its way elsewhere, and its pages with it.
+                Errno::NOENT if self.kernel.event_pending() => return Left::Pending,
                 // The kernel knows no such page: discarded without an event (guard pages).
                 Errno::NOENT => {
+                    Stats::add(&self.stats.discarded_unseen, 1);
                     let word = block.word(index);
                     if word.payload() != 0 {
                         self.place.put(word.payload(), 1);

@@ -453,6 +453,12 @@ impl Program {
         self.threads[thread] = Doing::Call { call, range, then: Then::Return };
     }
 
+    /// Pages are guarded for a moment.
+    pub fn guard(&mut self, kernel: &Simulated, (first, n): (usize, usize)) {
+        kernel.guard(self.at(first), n * PAGE);
+        self.values[first..first + n].iter_mut().for_each(|value| value.token = 0);
+    }
+
     /// A thread that is idle unmaps pages.
     pub fn start_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
         assert!(matches!(self.threads[thread], Doing::Nothing));
