@@ -118,6 +118,7 @@ pub struct Simulated {
     small: usize,
     state: Lock<State>,
     meanwhile: OnceBox<Box<dyn Fn() + Send + Sync>>,
+    held: OnceBox<Box<dyn Fn(bool) -> bool + Send + Sync>>,
 }
 
 static LOCKS: LockClass = LockClass::new();
@@ -173,12 +174,19 @@ impl Simulated {
             small,
             state: Lock::new(state, &LOCKS),
             meanwhile: OnceBox::new(),
+            held: OnceBox::new(),
         }
     }
 
     /// What runs before each call of the engine; set once. It must not call the engine.
     pub fn set_meanwhile(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.meanwhile.set(Box::new(Box::new(hook)));
+    }
+
+    /// Says whether the events lock is held (exclusively, if so asked), as the calls that need it require; set
+    /// once.
+    pub fn set_held(&self, held: impl Fn(bool) -> bool + Send + Sync + 'static) {
+        let _ = self.held.set(Box::new(Box::new(held)));
     }
 
     /// So many of 65536 moves and copies of several pages stop half-way.
@@ -253,6 +261,11 @@ impl Simulated {
         if let Some(hook) = self.meanwhile.get() {
             hook();
         }
+    }
+
+    /// The events lock must be held here.
+    fn under_lock(&self, exclusively: bool) {
+        assert!(self.held.get().is_none_or(|held| held(exclusively)), "a call without the events lock");
     }
 
     // The program's side.
@@ -579,6 +592,7 @@ impl Simulated {
     }
 
     fn copy_or_zero(&self, to: usize, from: Option<usize>, len: usize, wake: bool) -> Result<(), Partial> {
+        self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
         if self.state.lock().changing > 0 {
@@ -651,6 +665,7 @@ impl Drop for Simulated {
 
 impl Kernel for Simulated {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.under_lock(true);
         self.meanwhile();
         let mut state = self.state.lock();
         let range = self.range(start, len);
@@ -664,6 +679,7 @@ impl Kernel for Simulated {
     }
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
         if self.state.lock().changing > 0 {
@@ -725,6 +741,7 @@ impl Kernel for Simulated {
     }
 
     fn poison(&self, at: usize, len: usize) -> Result<(), Partial> {
+        self.under_lock(false);
         self.meanwhile();
         let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
@@ -761,6 +778,7 @@ impl Kernel for Simulated {
     }
 
     fn read_events(&self, out: &mut [Event]) -> usize {
+        self.under_lock(true);
         self.meanwhile();
         let mut state = self.state.lock();
         let mut n = 0;
@@ -820,6 +838,7 @@ impl Kernel for Simulated {
     }
 
     fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
+        self.under_lock(false);
         self.meanwhile();
         let mut state = self.state.lock();
         assert!(at >= self.frames_base(), "managed memory dropped");

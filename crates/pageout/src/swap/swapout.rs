@@ -586,7 +586,7 @@ impl<K: Kernel> Engine<K> {
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }
 
-    /// The frames are filled and free.
+    /// The frames are filled and free. No lock held.
     fn release(&self, out: &mut Outgoing) {
         for chunk in out.chunks.drain(..) {
             self.frames.filled(chunk, CHUNK);
@@ -597,7 +597,10 @@ impl<K: Kernel> Engine<K> {
         for (huge, filled) in out.huge.drain(..) {
             if filled == BLOCK_PAGES {
                 self.frames.huge_filled(huge);
-            } else if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+                continue;
+            }
+            let _regions = self.events.read();
+            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
                 self.frames.huge_emptied(huge);
                 self.budget.fetch_add(filled as i64, Relaxed);
             }

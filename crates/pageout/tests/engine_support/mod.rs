@@ -210,6 +210,10 @@ impl World {
         });
         known.set(Arc::downgrade(&world)).unwrap();
         let weak = Arc::downgrade(&world);
+        world.engine.kernel.set_held(move |exclusively| {
+            weak.upgrade().is_none_or(|world| world.engine.events.is_held(exclusively))
+        });
+        let weak = Arc::downgrade(&world);
         world.engine.kernel.set_meanwhile(move || {
             if let Some(world) = weak.upgrade() {
                 world.meanwhile();
