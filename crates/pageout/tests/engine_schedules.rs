@@ -2,11 +2,12 @@
 
 mod engine_support;
 
-use engine_support::program::Habits;
+use engine_support::program::{Habits, Program};
 use engine_support::{OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 use pageout::engine::Swapin;
+use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
 use pageout::sync::atomic::Ordering::Relaxed;
@@ -302,6 +303,89 @@ fn a_mapping_goes_while_its_pages_leave() {
         assert_eq!(world.engine.stats.discarded_unseen.load(Relaxed), 0);
         end(&world);
     }
+}
+
+/// What is told late: thread 1 left the first 64 pages, and thread 2 brought others there.
+fn told_late(first: impl Fn(&mut Program, &Simulated), back: usize) {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        first(&mut program, kernel);
+        program.start_mremap(kernel, 2, (128, 64), 0);
+        // Its event is queued, and then that of thread 1.
+        program.step_thread(kernel, 2);
+        for _ in 0..back {
+            program.step_thread(kernel, 1);
+        }
+    }
+    end(&world);
+}
+
+#[test]
+fn an_unmap_is_told_after_what_came_to_its_place() {
+    for back in 0..2 {
+        told_late(|program, kernel| program.start_munmap(kernel, 1, (0, 64)), back);
+        // A part of it, and more than it.
+        told_late(|program, kernel| program.start_munmap(kernel, 1, (0, 80)), back);
+    }
+}
+
+#[test]
+fn a_move_is_told_after_what_came_to_its_place() {
+    for back in 0..2 {
+        told_late(|program, kernel| program.start_mremap(kernel, 1, (0, 64), 600), back);
+        told_late(|program, kernel| program.start_mremap(kernel, 1, (0, 100), 600), back);
+    }
+}
+
+#[test]
+fn an_unmap_of_more_than_is_managed_is_told_late() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        // 500 to 511 are managed, what follows is not.
+        program.start_munmap(kernel, 1, (500, 100));
+        program.start_mremap(kernel, 2, (128, 64), 520);
+        program.step_thread(kernel, 2);
+    }
+    end(&world);
+}
+
+#[test]
+fn what_came_late_is_unmapped_at_once() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        program.start_munmap(kernel, 1, (0, 64));
+        program.start_mremap(kernel, 2, (128, 64), 0);
+        program.step_thread(kernel, 2);
+    }
+    *world.at_call.lock().unwrap() = Some((
+        2,
+        Box::new(|world| {
+            step(world, 2);
+            let mut program = world.program.lock().unwrap();
+            program.ending = true;
+            program.start_munmap(&world.engine.kernel, 0, (16, 8));
+            program.step_thread(&world.engine.kernel, 0);
+        }),
+    ));
+    end(&world);
 }
 
 #[test]

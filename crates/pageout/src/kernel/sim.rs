@@ -771,6 +771,14 @@ impl Kernel for Simulated {
         self.state.lock().changing > 0
     }
 
+    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
+        self.under_lock(true);
+        self.meanwhile();
+        let state = self.state.lock();
+        let range = self.range(start, end - start);
+        (state.changing == 0).then(|| Self::check_target(&state, &range).is_ok())
+    }
+
     fn wait_event(&self, _timeout_ns: u64) -> bool {
         self.meanwhile();
         let state = self.state.lock();
