@@ -243,21 +243,28 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Reads one batch of events, applies all but the faults, and then shows each to `each`. Exclusive.
+    /// Reads events, one batch or what it takes to know their order, and applies all but the faults; shows each to
+    /// `each`, which answers no fault itself. Exclusive.
     pub(crate) fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
         let mut events = [Event::Remove { start: 0, end: 0 }; 32];
-        let n = self.kernel.read_events(&mut events);
-        for event in &events[..n] {
-            match *event {
+        let mut order = crate::space::order::Order::default();
+        let mut backoff = crate::sync::Backoff::new();
+        let mut read = 0;
+        loop {
+            let n = self.kernel.read_events(&mut events);
+            read += n;
+            for event in &events[..n] {
                 // Faults first in a read are older than nothing: they are served after the events anyway.
-                Event::Fault(_) => {}
-                other => crate::space::event::apply(self, regions, other),
+                order.take(self, regions, *event);
             }
+            for event in &events[..n] {
+                each(*event);
+            }
+            if order.is_empty() || (!self.kernel.event_pending() && order.settle(self, regions)) {
+                return read;
+            }
+            backoff.snooze();
         }
-        for event in &events[..n] {
-            each(*event);
-        }
-        n
     }
 
     /// Reads and applies what is pending; faults that turn up are woken to come again. From any thread that

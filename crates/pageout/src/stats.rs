@@ -81,6 +81,8 @@ counters! {
     clean_dropped,
     /// Pages that the kernel would not give (pinned).
     busy_left,
+    /// Pages that the kernel discarded without an event, as guard pages do: they read as zeros.
+    discarded_unseen,
     /// Pages poisoned because they could not be brought back.
     poisoned,
     /// Write errors of devices.

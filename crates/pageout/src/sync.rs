@@ -331,6 +331,13 @@ impl<T> RwLock<T> {
         }
     }
 
+    /// Does somebody hold it, as said? For tests.
+    #[cfg(any(test, feature = "simulated"))]
+    pub fn is_held(&self, exclusively: bool) -> bool {
+        use atomic::Ordering::SeqCst;
+        self.writer.load(SeqCst) > 0 || !exclusively && self.readers.load(SeqCst) > 0
+    }
+
     /// Exclusive access; waits for the readers inside.
     pub fn write(&self) -> WriteGuard<'_, T> {
         use atomic::Ordering::SeqCst;

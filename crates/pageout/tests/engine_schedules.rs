@@ -2,11 +2,12 @@
 
 mod engine_support;
 
-use engine_support::program::Habits;
+use engine_support::program::{Habits, Program};
 use engine_support::{OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 use pageout::engine::Swapin;
+use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
 use pageout::sync::atomic::Ordering::Relaxed;
@@ -32,6 +33,7 @@ fn base() -> Plan {
         swapin: Swapin::Auto,
         max_order: 9,
         partial: 0,
+        short: 0,
         meanwhile: 0,
         nested: 0,
         slow: false,
@@ -67,14 +69,16 @@ fn evict_all(world: &World) {
     }
 }
 
+/// Thread 1, which is in a system call, runs whenever the engine calls the kernel.
+fn returns(world: &World) {
+    step(world, 1);
+    if world.engine.kernel.changing() > 0 {
+        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+    }
+}
+
 /// The page's event is queued, and its caller runs whenever the engine calls the kernel.
 fn event_meanwhile(world: &World) {
-    fn returns(world: &World) {
-        step(world, 1);
-        if world.engine.kernel.changing() > 0 {
-            *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
-        }
-    }
     world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 4));
     *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
 }
@@ -159,13 +163,6 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
                     program.step_thread(&world.engine.kernel, 2);
                 }
                 drop(program);
-                // The call returns once its event is read.
-                fn returns(world: &World) {
-                    if world.engine.kernel.changing() > 0 {
-                        step(world, 1);
-                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
-                    }
-                }
                 *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
             }),
         ));
@@ -205,6 +202,189 @@ fn an_event_is_unread_when_a_page_must_go_back() {
     *world.at_device.lock().unwrap() = Some(Box::new(event_meanwhile));
     evict_all(&world);
     assert!(world.at_device.lock().unwrap().is_none());
+    end(&world);
+}
+
+/// Everything that leaves from here on must go back.
+fn device_refuses_writes(world: &World) {
+    world.device.arm(Rule {
+        operation: Operation::Write,
+        when: When::Since(0),
+        fault: Fault::Fail(Errno::IO),
+    });
+}
+
+#[test]
+fn memory_is_short_when_a_page_must_go_back() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    device_refuses_writes(&world);
+    world.engine.kernel.set_short(0x8000);
+    evict_all(&world);
+    world.engine.kernel.set_short(0);
+    end(&world);
+}
+
+#[test]
+fn a_mapping_goes_while_its_page_goes_back() {
+    for call in 0..8 {
+        for moved in [true, false] {
+            let world = world(|plan| plan);
+            let _on_failure = OnFailure(&world);
+            world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (512, 512));
+            world.settle();
+            touch(&world, 0, 0, 16, true);
+            world.settle();
+            device_refuses_writes(&world);
+            *world.at_device.lock().unwrap() = Some(Box::new(move |world| {
+                *world.at_call.lock().unwrap() = Some((
+                    call,
+                    Box::new(move |world| {
+                        let mut program = world.program.lock().unwrap();
+                        if moved {
+                            program.start_mremap(&world.engine.kernel, 1, (0, 64), 600);
+                        } else {
+                            program.start_munmap(&world.engine.kernel, 1, (0, 64));
+                        }
+                        drop(program);
+                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+                    }),
+                ));
+            }));
+            evict_all(&world);
+            end(&world);
+        }
+    }
+}
+
+#[test]
+fn pages_are_discarded_without_an_event() {
+    for evicted in [false, true] {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        write_and_evict(&world, 0, 64);
+        // Their slots still have what they held.
+        touch(&world, 0, 0, 64, false);
+        world.settle();
+        world.program.lock().unwrap().guard(&world.engine.kernel, (16, 16));
+        if evicted {
+            evict_all(&world);
+        }
+        touch(&world, 0, 16, 16, false);
+        world.settle();
+        assert_eq!(world.engine.stats.discarded_unseen.load(Relaxed), 16);
+        end(&world);
+    }
+}
+
+#[test]
+fn a_mapping_goes_while_its_pages_leave() {
+    for call in 0..8 {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (512, 512));
+        world.settle();
+        touch(&world, 0, 0, 64, true);
+        world.settle();
+        *world.at_call.lock().unwrap() = Some((
+            call,
+            Box::new(|world| {
+                world.program.lock().unwrap().start_mremap(&world.engine.kernel, 1, (0, 64), 600);
+            }),
+        ));
+        evict_all(&world);
+        world.settle();
+        // What is mapped can still leave.
+        world.check();
+        let known = |page: usize| world.word(world.engine.kernel.program_base() + page * 4096).unwrap().tag();
+        assert!((600..664).all(|page| known(page) != Tag::None));
+        assert_eq!(world.engine.stats.discarded_unseen.load(Relaxed), 0);
+        end(&world);
+    }
+}
+
+/// What is told late: thread 1 left the first 64 pages, and thread 2 brought others there.
+fn told_late(first: impl Fn(&mut Program, &Simulated), back: usize) {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        first(&mut program, kernel);
+        program.start_mremap(kernel, 2, (128, 64), 0);
+        // Its event is queued, and then that of thread 1.
+        program.step_thread(kernel, 2);
+        for _ in 0..back {
+            program.step_thread(kernel, 1);
+        }
+    }
+    end(&world);
+}
+
+#[test]
+fn an_unmap_is_told_after_what_came_to_its_place() {
+    for back in 0..2 {
+        told_late(|program, kernel| program.start_munmap(kernel, 1, (0, 64)), back);
+        // A part of it, and more than it.
+        told_late(|program, kernel| program.start_munmap(kernel, 1, (0, 80)), back);
+    }
+}
+
+#[test]
+fn a_move_is_told_after_what_came_to_its_place() {
+    for back in 0..2 {
+        told_late(|program, kernel| program.start_mremap(kernel, 1, (0, 64), 600), back);
+        told_late(|program, kernel| program.start_mremap(kernel, 1, (0, 100), 600), back);
+    }
+}
+
+#[test]
+fn an_unmap_of_more_than_is_managed_is_told_late() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        // 500 to 511 are managed, what follows is not.
+        program.start_munmap(kernel, 1, (500, 100));
+        program.start_mremap(kernel, 2, (128, 64), 520);
+        program.step_thread(kernel, 2);
+    }
+    end(&world);
+}
+
+#[test]
+fn what_came_late_is_unmapped_at_once() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    {
+        let mut program = world.program.lock().unwrap();
+        program.start_munmap(kernel, 1, (0, 64));
+        program.start_mremap(kernel, 2, (128, 64), 0);
+        program.step_thread(kernel, 2);
+    }
+    *world.at_call.lock().unwrap() = Some((
+        2,
+        Box::new(|world| {
+            step(world, 2);
+            let mut program = world.program.lock().unwrap();
+            program.ending = true;
+            program.start_munmap(&world.engine.kernel, 0, (16, 8));
+            program.step_thread(&world.engine.kernel, 0);
+        }),
+    ));
     end(&world);
 }
 

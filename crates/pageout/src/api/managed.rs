@@ -100,6 +100,10 @@ impl Kernel for Managed {
         self.linux.event_pending()
     }
 
+    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
+        self.linux.is_registered(start, end)
+    }
+
     fn wait_event(&self, timeout_ns: u64) -> bool {
         self.linux.wait_event(timeout_ns)
     }

@@ -371,8 +371,9 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    /// Is a page mapped that its word calls Resident? The kernel can discard pages without a word (guard
-    /// pages); such a page is a hole that the program asked for.
+    /// Is a page mapped that its word calls Resident? MADV_GUARD_INSTALL discards pages without an event, and
+    /// nothing else is known to; such a page is a hole that the program asked for. What the kernel has swapped
+    /// or is moving to another place in memory counts as mapped.
     fn is_mapped(&self, at: usize) -> bool {
         let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 1];
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
@@ -512,6 +513,8 @@ impl<K: Kernel> Engine<K> {
                 block.unit_or_new(i, &self.space.spares);
                 let word = block.word(i);
                 Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
+                Stats::add(&self.stats.discarded_unseen, (word.tag() == Tag::Resident) as u64);
+                // What its slot holds is from before it came in: neither what was lost nor the zeros asked for.
                 if word.tag() == Tag::Resident && word.payload() != 0 {
                     self.place.put(word.payload(), 1);
                 }

@@ -102,8 +102,9 @@ pub struct Frames {
     owners: Box<[AtomicU64]>,
     /// How many of them are small.
     small: usize,
-    /// Filled small frames that nobody holds.
+    /// Filled small frames that nobody holds; changed under the lock of `ready`, and so never below 0.
     ready_pages: AtomicUsize,
+    /// The same of huge ones, under the lock of `huge_ready`.
     huge_count: AtomicUsize,
 }
 
@@ -211,14 +212,14 @@ impl Frames {
             ready.open.count -= count;
             left -= count as usize;
         }
-        drop(ready);
         self.ready_pages.fetch_sub(n - left, Relaxed);
         parts
     }
 
     /// A filled frame goes back unused.
     pub fn give_back(&self, frame: u32) {
-        self.ready.lock().loose.push(frame);
+        let mut ready = self.ready.lock();
+        ready.loose.push(frame);
         self.ready_pages.fetch_add(1, Relaxed);
     }
 
@@ -243,7 +244,8 @@ impl Frames {
     pub fn filled(&self, first: u32, filled: usize) {
         debug_assert!(first as usize % CHUNK == 0 && filled <= CHUNK);
         if filled == CHUNK {
-            self.ready.lock().chunks.push(first / CHUNK as u32);
+            let mut ready = self.ready.lock();
+            ready.chunks.push(first / CHUNK as u32);
             self.ready_pages.fetch_add(CHUNK, Relaxed);
         } else {
             if filled < CHUNK {
@@ -257,7 +259,8 @@ impl Frames {
 
     /// A whole ready chunk, to drop its memory: its first frame.
     pub fn take_ready_chunk(&self) -> Option<u32> {
-        let chunk = self.ready.lock().chunks.pop()?;
+        let mut ready = self.ready.lock();
+        let chunk = ready.chunks.pop()?;
         self.ready_pages.fetch_sub(CHUNK, Relaxed);
         Some(chunk * CHUNK as u32)
     }
@@ -274,14 +277,16 @@ impl Frames {
 
     /// A filled huge frame.
     pub fn take_huge(&self) -> Option<u32> {
-        let huge = self.huge_ready.lock().pop()?;
+        let mut ready = self.huge_ready.lock();
+        let huge = ready.pop()?;
         self.huge_count.fetch_sub(1, Relaxed);
         Some(huge)
     }
 
     /// A huge frame is filled and nobody's.
     pub fn huge_filled(&self, huge: u32) {
-        self.huge_ready.lock().push(huge);
+        let mut ready = self.huge_ready.lock();
+        ready.push(huge);
         self.huge_count.fetch_add(1, Relaxed);
     }
 
@@ -378,6 +383,31 @@ mod tests {
             frames.emptied(part.frame, part.count as usize);
         }
         assert_eq!(frames.take_holes(), Some(first));
+    }
+
+    #[test]
+    fn the_counts_never_say_more_than_there_is() {
+        let frames = Frames::new(0, 1, BLOCK, 1);
+        let (chunk, huge) = (frames.take_holes().unwrap(), frames.take_huge_hole().unwrap());
+        frames.filled(chunk, CHUNK);
+        frames.huge_filled(huge);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..100_000 {
+                        let parts = frames.take(CHUNK);
+                        assert!(frames.ready_pages() <= CHUNK && frames.huge_ready() <= 1);
+                        for part in parts.iter() {
+                            (part.frame..part.frame + part.count).for_each(|frame| frames.give_back(frame));
+                        }
+                        if let Some(huge) = frames.take_huge() {
+                            frames.huge_filled(huge);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((frames.ready_pages(), frames.huge_ready()), (CHUNK, 1));
     }
 
     #[test]

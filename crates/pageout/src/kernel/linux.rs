@@ -267,6 +267,20 @@ impl Kernel for Linux {
         matches!(probe, Err(Partial { errno: Errno::AGAIN, .. }))
     }
 
+    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
+        // Nothing is registered for write protection, so the kernel refuses to copy with it: after it has found the
+        // mapping and seen that nothing changes, before it looks at a page. The source is never read.
+        let mode = CopyMode::DONTWAKE | CopyMode::WP;
+        // SAFETY: never done.
+        let refused = unsafe { self.uffd.copy(start, start, end - start, mode) };
+        match refused.map_err(|partial| partial.errno) {
+            Err(Errno::INVAL) => Some(true),
+            // It looks at the mapping first, and that may be on its way.
+            Err(Errno::NOENT) if !self.event_pending() => Some(false),
+            _ => None,
+        }
+    }
+
     fn wait_event(&self, timeout_ns: u64) -> bool {
         let timeout = rustix::event::Timespec {
             tv_sec: (timeout_ns / 1_000_000_000) as i64,
@@ -425,6 +439,53 @@ mod tests {
         kernel.drop_frames(to + 3 * PAGE, PAGE).unwrap();
         kernel.move_pages(to + 3 * PAGE, from + 3 * PAGE, 5 * PAGE, true).unwrap();
         assert_eq!(after_all(0, Errno::EXIST), Ok(()));
+    }
+
+    #[test]
+    fn what_is_registered_is_told_from_what_is_not() {
+        let Ok(mut kernel) = Linux::open() else {
+            println!("skipped: no userfaultfd");
+            return;
+        };
+        let base = reserve(16 * PAGE);
+        let page = |n: usize| base + n * PAGE;
+        kernel.register(page(0), 12 * PAGE).unwrap();
+        kernel.copy(page(0), [7u8; PAGE].as_ptr() as usize, PAGE, true).unwrap();
+        kernel.set_probe(page(0));
+        // SAFETY: pages of this test.
+        unsafe {
+            mprotect(page(2) as *mut _, PAGE, MprotectFlags::READ).unwrap();
+            mprotect(page(4) as *mut _, PAGE, MprotectFlags::empty()).unwrap();
+            rustix::mm::munmap(page(14) as *mut _, PAGE).unwrap();
+        }
+        for (n, registered) in [(0, true), (1, true), (2, true), (4, true), (11, true), (12, false), (14, false)]
+        {
+            assert_eq!(kernel.is_registered(page(n), page(n + 1)), Some(registered), "page {n}");
+        }
+        assert_eq!(kernel.is_registered(page(5), page(12)), Some(true));
+        assert_eq!(kernel.is_registered(page(5), page(13)), Some(false));
+        // Two mappings are not one.
+        assert_eq!(kernel.is_registered(page(0), page(3)), Some(false));
+        // Nothing was done.
+        let mut found = [Found { start: 0, end: 0, huge: false }; 4];
+        assert_eq!(kernel.scan(base, page(12), &mut found).0, 1);
+        assert_eq!((found[0].start, found[0].end), (page(0), page(1)));
+        // SAFETY: mapped.
+        assert_eq!(unsafe { (page(0) as *const u8).read() }, 7);
+        std::thread::scope(|scope| {
+            // SAFETY: pages of this test.
+            scope.spawn(|| unsafe { rustix::mm::munmap(page(8) as *mut _, PAGE).unwrap() });
+            while !kernel.event_pending() {
+                std::thread::yield_now();
+            }
+            assert_eq!(kernel.is_registered(page(5), page(6)), None);
+            assert_eq!(kernel.is_registered(page(8), page(9)), None);
+            let mut events = [Event::Unmap { start: 0, end: 0 }; 4];
+            while kernel.event_pending() {
+                kernel.read_events(&mut events);
+            }
+        });
+        assert_eq!(kernel.is_registered(page(8), page(9)), Some(false));
     }
 
     #[test]

@@ -121,6 +121,10 @@ pub trait Kernel: Send + Sync {
     /// Is an event unread? Any lock.
     fn event_pending(&self) -> bool;
 
+    /// Is all of a range in one mapping for which faults are delivered? `None`: a mapping is changing just now, and
+    /// its event not read. Changes nothing. Events lock held exclusively.
+    fn is_registered(&self, start: usize, end: usize) -> Option<bool>;
+
     /// Waits until an event can be read, at most `timeout_ns`. No lock held.
     fn wait_event(&self, timeout_ns: u64) -> bool;
 

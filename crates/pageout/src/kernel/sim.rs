@@ -104,6 +104,8 @@ struct State {
     random: u64,
     /// So many of 65536 moves and copies stop half-way.
     partial: u32,
+    /// So many of 65536 copies find no memory.
+    short: u32,
     /// Who works now answers faults: it must not raise one.
     serving: bool,
 }
@@ -116,6 +118,7 @@ pub struct Simulated {
     small: usize,
     state: Lock<State>,
     meanwhile: OnceBox<Box<dyn Fn() + Send + Sync>>,
+    held: OnceBox<Box<dyn Fn(bool) -> bool + Send + Sync>>,
 }
 
 static LOCKS: LockClass = LockClass::new();
@@ -161,6 +164,7 @@ impl Simulated {
             now: 1,
             random: seed,
             partial: 0,
+            short: 0,
             serving: false,
         };
         Self {
@@ -170,6 +174,7 @@ impl Simulated {
             small,
             state: Lock::new(state, &LOCKS),
             meanwhile: OnceBox::new(),
+            held: OnceBox::new(),
         }
     }
 
@@ -178,9 +183,20 @@ impl Simulated {
         let _ = self.meanwhile.set(Box::new(Box::new(hook)));
     }
 
+    /// Says whether the events lock is held (exclusively, if so asked), as the calls that need it require; set
+    /// once.
+    pub fn set_held(&self, held: impl Fn(bool) -> bool + Send + Sync + 'static) {
+        let _ = self.held.set(Box::new(Box::new(held)));
+    }
+
     /// So many of 65536 moves and copies of several pages stop half-way.
     pub fn set_partial(&self, of_65536: u32) {
         self.state.lock().partial = of_65536;
+    }
+
+    /// So many of 65536 copies find no memory.
+    pub fn set_short(&self, of_65536: u32) {
+        self.state.lock().short = of_65536;
     }
 
     /// Says whether who works from now on answers faults, and so must not raise one; returns what held before.
@@ -245,6 +261,11 @@ impl Simulated {
         if let Some(hook) = self.meanwhile.get() {
             hook();
         }
+    }
+
+    /// The events lock must be held here.
+    fn under_lock(&self, exclusively: bool) {
+        assert!(self.held.get().is_none_or(|held| held(exclusively)), "a call without the events lock");
     }
 
     // The program's side.
@@ -361,6 +382,11 @@ impl Simulated {
                 self.drop_page(state, index);
             }
         }
+    }
+
+    /// `madvise(GUARD_INSTALL)` and `GUARD_REMOVE`: pages are discarded, and no event says so.
+    pub fn guard(&self, start: usize, len: usize) {
+        self.zap(start, len, false);
     }
 
     /// The kernel drops a page that MADV_FREE gave it. Whether there was one.
@@ -566,15 +592,24 @@ impl Simulated {
     }
 
     fn copy_or_zero(&self, to: usize, from: Option<usize>, len: usize, wake: bool) -> Result<(), Partial> {
+        self.under_lock(false);
         self.meanwhile();
-        let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if state.changing > 0 {
+        if self.state.lock().changing > 0 {
             return refused(Errno::AGAIN);
         }
+        // The kernel looks twice, and at the mapping between: one that goes now is not there, and not yet changing.
+        self.meanwhile();
+        let mut state = self.state.lock();
         let range = self.range(to, len);
         if let Err(errno) = Self::check_target(&state, &range) {
             return refused(errno);
+        }
+        if state.changing > 0 {
+            return refused(Errno::AGAIN);
+        }
+        if state.short > 0 && splitmix(&mut state.random) & 0xffff < u64::from(state.short) {
+            return refused(Errno::NOMEM);
         }
         self.step(to, len, wake, &mut state, |state, i| {
             let index = range.start + i;
@@ -630,6 +665,7 @@ impl Drop for Simulated {
 
 impl Kernel for Simulated {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.under_lock(true);
         self.meanwhile();
         let mut state = self.state.lock();
         let range = self.range(start, len);
@@ -643,13 +679,21 @@ impl Kernel for Simulated {
     }
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        self.under_lock(false);
+        self.meanwhile();
+        let refused = |errno| Err(Partial { done: 0, errno });
+        if self.state.lock().changing > 0 {
+            return refused(Errno::AGAIN);
+        }
         self.meanwhile();
         let mut state = self.state.lock();
-        let refused = |errno| Err(Partial { done: 0, errno });
+        let (target, source) = (self.range(to, len), self.range(from, len));
+        if state.pages[target.start].mapping == 0 || state.pages[source.start].mapping == 0 {
+            return refused(Errno::NOENT);
+        }
         if state.changing > 0 {
             return refused(Errno::AGAIN);
         }
-        let (target, source) = (self.range(to, len), self.range(from, len));
         let of_one = |range: &Range<usize>| {
             let first = state.pages[range.start];
             first.mapping != 0 && state.pages[range.clone()].iter().all(|page| page.mapping == first.mapping)
@@ -697,6 +741,7 @@ impl Kernel for Simulated {
     }
 
     fn poison(&self, at: usize, len: usize) -> Result<(), Partial> {
+        self.under_lock(false);
         self.meanwhile();
         let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
@@ -726,6 +771,14 @@ impl Kernel for Simulated {
         self.state.lock().changing > 0
     }
 
+    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
+        self.under_lock(true);
+        self.meanwhile();
+        let state = self.state.lock();
+        let range = self.range(start, end - start);
+        (state.changing == 0).then(|| Self::check_target(&state, &range).is_ok())
+    }
+
     fn wait_event(&self, _timeout_ns: u64) -> bool {
         self.meanwhile();
         let state = self.state.lock();
@@ -733,6 +786,7 @@ impl Kernel for Simulated {
     }
 
     fn read_events(&self, out: &mut [Event]) -> usize {
+        self.under_lock(true);
         self.meanwhile();
         let mut state = self.state.lock();
         let mut n = 0;
@@ -792,6 +846,7 @@ impl Kernel for Simulated {
     }
 
     fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
+        self.under_lock(false);
         self.meanwhile();
         let mut state = self.state.lock();
         assert!(at >= self.frames_base(), "managed memory dropped");

@@ -24,7 +24,7 @@ pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event:
 
 /// The pages of a range are the program's no more: their slots are free, and a frame that still holds one
 /// is free once its writer notices.
-fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
+pub(super) fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
     for (block_start, block) in engine.space.blocks(start, end) {
         let mut block = block.lock();
         let from = start.max(block_start);

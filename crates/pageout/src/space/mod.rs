@@ -9,6 +9,7 @@
 
 pub mod discover;
 pub mod event;
+pub(crate) mod order;
 pub mod pins;
 mod region;
 

@@ -245,8 +245,11 @@ impl<K: Kernel> Engine<K> {
             match partial.errno {
                 Errno::AGAIN if done > 0 => {}
                 Errno::AGAIN => return Left::Pending,
+                // Or no such mapping: then it is on its way elsewhere, and its pages with it.
+                Errno::NOENT if self.kernel.event_pending() => return Left::Pending,
                 // The kernel knows no such page: discarded without an event (guard pages).
                 Errno::NOENT => {
+                    Stats::add(&self.stats.discarded_unseen, 1);
                     let word = block.word(index);
                     if word.payload() != 0 {
                         self.place.put(word.payload(), 1);
@@ -546,8 +549,9 @@ impl<K: Kernel> Engine<K> {
         Stats::add(&self.stats.pgsteal, 1);
     }
 
-    /// Brings a page that could not be written back to the program. Reads the events that stop it: the
-    /// caller may be the only thread that does.
+    /// Brings a page that could not be written back to the program. Its frame is the only place where its data
+    /// are: it is tried until the page is there or its mapping is not. Reads the events that stop it: the caller
+    /// may be the only thread that does.
     fn return_page(&self, frame: u32) {
         let mut backoff = crate::sync::Backoff::new();
         loop {
@@ -560,26 +564,34 @@ impl<K: Kernel> Engine<K> {
             if word.tag() != Tag::Cached || word.payload() != frame as u64 {
                 break;
             }
-            match self.kernel.copy(owner, self.frames.address(frame), PAGE, true) {
-                Err(partial) if partial.errno == Errno::AGAIN => {
+            let copied = self.kernel.copy(owner, self.frames.address(frame), PAGE, true);
+            match copied.map_err(|partial| partial.errno) {
+                // Mapped already, by somebody who writes around us: theirs is the newer.
+                Ok(()) | Err(Errno::EXIST) => {
+                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
+                    block.set(index, word.rescue());
+                    self.used(&mut block, block_start, index);
+                    break;
+                }
+                // No event explains it, so none will come: the mapping is gone for good.
+                Err(Errno::NOENT | Errno::SRCH) if !self.kernel.event_pending() => {
+                    block.set(index, word.forget());
+                    block.set_sum(index, 0);
+                    break;
+                }
+                // An event is unread, or memory is short.
+                Err(_) => {
                     drop(block);
                     drop(regions);
                     self.pump();
                     backoff.snooze();
-                    continue;
-                }
-                copied => {
-                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
-                    block.set(index, word.rescue());
-                    self.used(&mut block, block_start, index);
                 }
             }
-            break;
         }
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }
 
-    /// The frames are filled and free.
+    /// The frames are filled and free. No lock held.
     fn release(&self, out: &mut Outgoing) {
         for chunk in out.chunks.drain(..) {
             self.frames.filled(chunk, CHUNK);
@@ -590,7 +602,10 @@ impl<K: Kernel> Engine<K> {
         for (huge, filled) in out.huge.drain(..) {
             if filled == BLOCK_PAGES {
                 self.frames.huge_filled(huge);
-            } else if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+                continue;
+            }
+            let _regions = self.events.read();
+            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
                 self.frames.huge_emptied(huge);
                 self.budget.fetch_add(filled as i64, Relaxed);
             }

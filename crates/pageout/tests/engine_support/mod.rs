@@ -35,6 +35,8 @@ pub struct Plan {
     pub swapin: Swapin,
     pub max_order: u8,
     pub partial: u32,
+    /// So many of 65536 copies find no memory.
+    pub short: u32,
     /// Other threads of the program go on in one of so many calls of the kernel; 0: never.
     pub meanwhile: usize,
     /// Other engine threads work in one of so many requests to the device; 0: never.
@@ -64,6 +66,7 @@ impl Plan {
             swapin: [Swapin::Auto, Swapin::Always, Swapin::Madvise, Swapin::Never][random.below(4)],
             max_order: [0, 3, 4, 6, 9, 9, 9, 9][random.below(8)],
             partial: if random.one_in(2) { 0 } else { random.below(20_000) as u32 },
+            short: if random.one_in(4) { random.below(10_000) as u32 } else { 0 },
             meanwhile: 1 + random.below(8),
             nested: if nested { 1 + random.below(6) } else { 0 },
             slow: random.one_in(2),
@@ -169,6 +172,7 @@ impl World {
     pub fn new(plan: Plan, seed: u64) -> Arc<Self> {
         let kernel = Simulated::new(plan.blocks, plan.chunks, plan.huge, seed);
         kernel.set_partial(plan.partial);
+        kernel.set_short(plan.short);
         let config = Config {
             pins: None,
             limit_pages: plan.limit_pages,
@@ -206,6 +210,10 @@ impl World {
         });
         known.set(Arc::downgrade(&world)).unwrap();
         let weak = Arc::downgrade(&world);
+        world.engine.kernel.set_held(move |exclusively| {
+            weak.upgrade().is_none_or(|world| world.engine.events.is_held(exclusively))
+        });
+        let weak = Arc::downgrade(&world);
         world.engine.kernel.set_meanwhile(move || {
             if let Some(world) = weak.upgrade() {
                 world.meanwhile();
@@ -235,7 +243,17 @@ impl World {
     fn scheduled(&self) {
         let mut at_call = self.at_call.lock().unwrap();
         match &mut *at_call {
-            None => return,
+            None => {
+                // Who waits for a system call of the program to go on waits for this.
+                let calls = self.calls.fetch_add(1, Relaxed);
+                assert!(calls < PATIENCE, "hang: the engine goes round and round");
+                if calls % 64 == 63 && self.engine.kernel.changing() > 0 {
+                    if let Ok(mut program) = self.program.try_lock() {
+                        program.step_calls(&self.engine.kernel);
+                    }
+                }
+                return;
+            }
             Some((calls, _)) if *calls > 0 => {
                 *calls -= 1;
                 return;

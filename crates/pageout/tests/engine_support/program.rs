@@ -54,6 +54,10 @@ enum Then {
     Return,
     /// The range was unmapped: the kernel may give it to others before the call returns.
     Unmapped,
+    /// Something came to the range from another one, which the kernel may give to others as well.
+    Moved {
+        from: (usize, usize),
+    },
     Zap {
         free: bool,
     },
@@ -198,6 +202,15 @@ impl Program {
         }
     }
 
+    /// All system calls go on a little.
+    pub fn step_calls(&mut self, kernel: &Simulated) {
+        for thread in 0..self.threads.len() {
+            if matches!(self.threads[thread], Doing::Call { .. }) {
+                self.step_thread(kernel, thread);
+            }
+        }
+    }
+
     fn touch(&mut self, kernel: &Simulated, thread: usize, page: usize, write: Option<u64>, left: usize) {
         match kernel.access(thread as u32, self.at(page), write) {
             Access::Waits => {
@@ -264,13 +277,19 @@ impl Program {
             first = first / 512 * 512;
             n = n.next_multiple_of(512).min(self.values.len() - first);
         }
-        let free = self.threads.iter().all(|doing| match doing {
-            Doing::Call { range, then, .. } => {
-                range.0 >= first + n || range.0 + range.1 <= first || (unmapped && *then == Then::Unmapped)
+        self.is_free((first, n), unmapped).then_some((first, n))
+    }
+
+    fn is_free(&self, (first, n): (usize, usize), unmapped: bool) -> bool {
+        let apart = |range: &(usize, usize)| range.0 >= first + n || range.0 + range.1 <= first;
+        self.threads.iter().all(|doing| match doing {
+            Doing::Call { range, then: Then::Unmapped, .. } => unmapped || apart(range),
+            Doing::Call { range, then: Then::Moved { from }, .. } => {
+                apart(range) && (unmapped || apart(from))
             }
+            Doing::Call { range, .. } => apart(range),
             _ => true,
-        });
-        free.then_some((first, n))
+        })
     }
 
     fn all(&self, (first, n): (usize, usize), what: impl Fn(&Value) -> bool) -> bool {
@@ -298,7 +317,7 @@ impl Program {
             }
             2 => {
                 let Some(range) = self.range(true) else { return };
-                let quiet = self.range_is_quiet(range);
+                let quiet = self.is_free(range, false);
                 if !quiet && !self.all(range, |value| !value.mapped) {
                     return;
                 }
@@ -361,13 +380,6 @@ impl Program {
         }
     }
 
-    fn range_is_quiet(&self, (first, n): (usize, usize)) -> bool {
-        self.threads.iter().all(|doing| match doing {
-            Doing::Call { range, .. } => range.0 >= first + n || range.0 + range.1 <= first,
-            _ => true,
-        })
-    }
-
     fn mremap(&mut self, kernel: &Simulated, thread: usize) {
         let Some((from, n)) = self.range(false) else { return };
         let grown = if self.random.one_in(3) { self.random.below(40) } else { 0 };
@@ -378,7 +390,9 @@ impl Program {
         let to = self.random.below(self.values.len() - n - grown + 1);
         let target = (to, n + grown);
         let apart = from + n <= to || to + n + grown <= from;
-        if !apart || !self.range_is_quiet(target) {
+        // The kernel may choose what others have left, before it has told of that.
+        let left = self.is_free(target, true) && self.all(target, |value| !value.mapped);
+        if !apart || !(left || self.is_free(target, false)) {
             return;
         }
         self.say(format!("mremap {from}+{n} to {to}+{}", n + grown));
@@ -388,8 +402,7 @@ impl Program {
         }
         self.mapped(to + n, grown);
         self.unmapped((from, n));
-        let (first, last) = (from.min(to), (from + n).max(to + n + grown));
-        self.threads[thread] = Doing::Call { call, range: (first, last - first), then: Then::Return };
+        self.threads[thread] = Doing::Call { call, range: target, then: Then::Moved { from: (from, n) } };
     }
 
     fn unmapped(&mut self, (first, n): (usize, usize)) {
@@ -451,6 +464,32 @@ impl Program {
         let call = kernel.mmap(self.at(range.0), range.1 * PAGE, false);
         self.mapped(range.0, range.1);
         self.threads[thread] = Doing::Call { call, range, then: Then::Return };
+    }
+
+    /// Pages are guarded for a moment.
+    pub fn guard(&mut self, kernel: &Simulated, (first, n): (usize, usize)) {
+        kernel.guard(self.at(first), n * PAGE);
+        self.values[first..first + n].iter_mut().for_each(|value| value.token = 0);
+    }
+
+    /// A thread that is idle unmaps pages.
+    pub fn start_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
+        assert!(matches!(self.threads[thread], Doing::Nothing));
+        let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
+        self.unmapped(range);
+        self.threads[thread] = Doing::Call { call, range, then: Then::Unmapped };
+    }
+
+    /// A thread that is idle moves pages, with their mapping.
+    pub fn start_mremap(&mut self, kernel: &Simulated, thread: usize, (from, n): (usize, usize), to: usize) {
+        assert!(matches!(self.threads[thread], Doing::Nothing));
+        let then = Then::Moved { from: (from, n) };
+        let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, 0);
+        for i in 0..n {
+            self.values[to + i] = self.values[from + i];
+        }
+        self.unmapped((from, n));
+        self.threads[thread] = Doing::Call { call, range: (to, n), then };
     }
 
     /// Thread 0, idle, reads a run of pages.

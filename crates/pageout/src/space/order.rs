@@ -1,0 +1,217 @@
+//! What happened to mappings, in the order in which it happened.
+//!
+//! The kernel queues an event only after it has let go of the address space. A thread that unmaps X, or moves it
+//! away, and is preempted just then tells of it late: another thread may have moved Y to X meanwhile, since the
+//! address was free, and its event is read first. Applied as read, the words of pages that are alive would go.
+//!
+//! So once a REMAP was read, reading goes on until the kernel says that no event is pending: every change that had
+//! begun is told then, and nothing could be mapped before anyway. Then the log is applied by three rules:
+//!
+//! 1. What comes to addresses that are still known waits until what was there has left: the first departure
+//!    from there in the log is that of the old mapping.
+//! 2. An UNMAP of addresses to which something came since reading began is about what was there before, if that
+//!    leaves from there later in the log, or if the kernel still has a registered mapping there. It is about the
+//!    newcomer if the next thing in the log is that something else comes there.
+//! 3. All else is applied as read.
+//!
+//! Under the events lock, exclusively, from the first event to the last.
+
+use super::event::{apply, forget};
+use super::{Region, Regions, PAGE};
+use crate::engine::Engine;
+use crate::kernel::{Event, Kernel};
+use crate::page::Word;
+use alloc::collections::VecDeque;
+
+/// Departures that may be brought forward for one log: more than any program has threads. It is a bound on what a
+/// log that contradicts itself costs before the engine stops.
+const MOST: usize = 100_000;
+
+/// Events that were read and not applied yet.
+#[derive(Default)]
+pub(crate) struct Order {
+    log: VecDeque<Event>,
+    /// Where something came to since reading began and was not seen to leave.
+    fresh: Regions,
+    brought: usize,
+}
+
+impl Order {
+    /// Takes an event; those that nothing can have overtaken are applied at once.
+    pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
+        match event {
+            Event::Fault(_) => {}
+            Event::Remap { .. } => self.log.push_back(event),
+            _ if self.log.is_empty() && self.fresh.iter().next().is_none() => apply(engine, regions, event),
+            _ => self.log.push_back(event),
+        }
+    }
+
+    /// Is nothing left to apply?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.log.is_empty()
+    }
+
+    /// Applies all, after the kernel said that no event was pending. `false`: something has begun since that must be
+    /// read first.
+    pub(crate) fn settle<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions) -> bool {
+        while let Some(event) = self.log.front().copied() {
+            match event {
+                Event::Remap { from, to, len } => {
+                    if self.bring_forward(regions, (from, from + len), (to, to + len)) {
+                        continue;
+                    }
+                    // What nobody left is gone all the same: the kernel puts nothing where something is.
+                    regions.remove(to, to + len);
+                    forget(engine, to, to + len, Word::forget);
+                    apply(engine, regions, event);
+                    self.fresh.remove(from, from + len);
+                    self.fresh.insert(Region { start: to, end: to + len });
+                }
+                Event::Unmap { start, end } => {
+                    if !self.unmap(engine, regions, start, end) {
+                        return false;
+                    }
+                }
+                event => apply(engine, regions, event),
+            }
+            self.log.pop_front();
+        }
+        true
+    }
+
+    /// Puts the first departure from a region that is known in `to`, as far as it is about that region, in front
+    /// of the log; whether there is one. What was to come there comes `from` where it is still known.
+    fn bring_forward(&mut self, regions: &Regions, from: (usize, usize), to: (usize, usize)) -> bool {
+        let Some(region) = regions.iter().find(|region| overlap((region.start, region.end), to).is_some())
+        else {
+            return false;
+        };
+        let Some(known) = overlap((region.start, region.end), to) else { return false };
+        let leaves = |event: &Event| {
+            let (source, target) = sides(*event)?;
+            // What goes back to where the newcomer came from is the newcomer.
+            let newcomer = target.is_some_and(|target| overlap(target, from).is_some());
+            overlap(source, known).filter(|_| !newcomer)
+        };
+        let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at])?)));
+        let Some((at, part)) = first else { return false };
+        self.brought += 1;
+        assert!(self.brought < MOST, "events about mappings that no order explains");
+        let event = self.log.remove(at).expect("an event of the log");
+        let (source, _) = sides(event).expect("a departure");
+        for rest in [(part.1, source.1), (source.0, part.0)].into_iter().filter(|rest| rest.0 < rest.1) {
+            self.log.insert(at, cut(event, rest));
+        }
+        self.log.push_front(cut(event, part));
+        true
+    }
+
+    /// Applies an UNMAP to what it is about. `false`: the kernel cannot say it now; what was applied may be again.
+    fn unmap<K: Kernel>(
+        &mut self,
+        engine: &Engine<K>,
+        regions: &mut Regions,
+        start: usize,
+        end: usize,
+    ) -> bool {
+        let mut at = start;
+        while at < end {
+            let newcomer = self.fresh.iter().find(|fresh| fresh.end > at && fresh.start < end);
+            let old = newcomer.map_or(end, |newcomer| newcomer.start.max(at));
+            if at < old {
+                apply(engine, regions, Event::Unmap { start: at, end: old });
+            }
+            let Some(newcomer) = newcomer else { return true };
+            let stop = newcomer.end.min(end);
+            if !self.unmap_newcomer(engine, regions, old, stop) {
+                return false;
+            }
+            at = stop;
+        }
+        true
+    }
+
+    /// The same for addresses to which something came.
+    fn unmap_newcomer<K: Kernel>(
+        &mut self,
+        engine: &Engine<K>,
+        regions: &mut Regions,
+        start: usize,
+        end: usize,
+    ) -> bool {
+        let gone = match self.next((start, end)) {
+            Next::Leaves => Some(false),
+            Next::Taken => Some(true),
+            Next::Several => None,
+            Next::Nothing => match engine.kernel.is_registered(start, end) {
+                None => return false,
+                Some(true) => Some(false),
+                Some(false) => (end - start == PAGE).then_some(true),
+            },
+        };
+        let Some(gone) = gone else {
+            let middle = start + (end - start) / PAGE / 2 * PAGE;
+            return self.unmap_newcomer(engine, regions, start, middle)
+                && self.unmap_newcomer(engine, regions, middle, end);
+        };
+        if !gone {
+            return true;
+        }
+        self.fresh.remove(start, end);
+        apply(engine, regions, Event::Unmap { start, end });
+        true
+    }
+
+    /// What the next REMAP of the log that has to do with a range does to it.
+    fn next(&self, range: (usize, usize)) -> Next {
+        for event in self.log.iter().skip(1) {
+            let Event::Remap { from, to, len } = *event else { continue };
+            let leaves = overlap((from, from + len), range);
+            let taken = overlap((to, to + len), range);
+            match (leaves, taken) {
+                (None, None) => {}
+                (Some(part), None) if part == range => return Next::Leaves,
+                (None, Some(part)) if part == range => return Next::Taken,
+                _ => return Next::Several,
+            }
+        }
+        Next::Nothing
+    }
+}
+
+/// What becomes of a range by a REMAP.
+enum Next {
+    Nothing,
+    /// It is moved away.
+    Leaves,
+    /// Something comes there.
+    Taken,
+    /// Not the same for all of it.
+    Several,
+}
+
+fn overlap(a: (usize, usize), b: (usize, usize)) -> Option<(usize, usize)> {
+    let both = (a.0.max(b.0), a.1.min(b.1));
+    (both.0 < both.1).then_some(both)
+}
+
+/// The addresses that an event empties, and those that it fills.
+#[allow(clippy::type_complexity)]
+fn sides(event: Event) -> Option<((usize, usize), Option<(usize, usize)>)> {
+    match event {
+        Event::Unmap { start, end } => Some(((start, end), None)),
+        Event::Remap { from, to, len } => Some(((from, from + len), Some((to, to + len)))),
+        Event::Fault(_) | Event::Remove { .. } => None,
+    }
+}
+
+/// The part of a departure that is about `part` of the addresses that it empties.
+fn cut(event: Event, part: (usize, usize)) -> Event {
+    match event {
+        Event::Remap { from, to, .. } => {
+            Event::Remap { from: part.0, to: to + (part.0 - from), len: part.1 - part.0 }
+        }
+        _ => Event::Unmap { start: part.0, end: part.1 },
+    }
+}
