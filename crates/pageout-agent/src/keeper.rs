@@ -37,6 +37,8 @@ const TAKE_UP_PERCENT: u64 = 80;
 const FASTEST: u64 = 20;
 /// Part of the stated slack that a watch may let pass between two looks, in bytes.
 const SLACK: u64 = 24 << 20;
+/// The same while the engine works, when all that is left to do is to register.
+const FOLLOW_SLACK: u64 = 40 << 20;
 /// Areas below this many bytes are not worth a registration.
 const SMALLEST_AREA: usize = 4 * PAGE;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
@@ -44,6 +46,10 @@ const LARGEST_STACK: usize = 64 << 20;
 
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
+/// How often what cannot go is counted, in ns: it takes a look at every block.
+const COUNT_EVERY: u64 = 300_000_000;
+/// Beside what cannot go a program needs some room for what can, in MiB.
+const ROOM: u64 = 16;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -187,6 +193,8 @@ extern "C" fn keeper(_: usize) -> ! {
         maps: Maps::new(),
         scanned: (0, 0),
         areas: Vec::with_capacity(256),
+        found_over: 0,
+        told_over: false,
     };
     match Linux::open() {
         Ok(kernel) => life.run(kernel),
@@ -213,6 +221,9 @@ struct Life {
     /// Size and data pages when areas were last looked for.
     scanned: (usize, usize),
     areas: Vec<(usize, usize)>,
+    /// How often in a row what cannot go was found over the limit.
+    found_over: u32,
+    told_over: bool,
 }
 
 impl Life {
@@ -250,6 +261,12 @@ impl Life {
             Ok(address) => address,
             Err(errno) => give_up(format_args!("no memory for the engine of process {}: {errno}", program())),
         };
+        // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
+        // the reader of events.
+        self.find_areas();
+        let mut registered: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
+        let register = |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
+        registered.extend(self.areas.iter().filter(register));
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
         let frames = (limit_pages / 8).clamp(1024, 16384);
         let huge = (limit_pages / 8 / 512).clamp(4, 32);
@@ -287,6 +304,7 @@ impl Life {
             engine: Engine::new(kernel, config, frames, place, self.stats),
             link: self.link,
         }));
+        keeper.engine.adopt_registered(&registered);
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
         ENGINE.store(keeper as *const Keeper as *mut Keeper, Ordering::SeqCst);
@@ -301,7 +319,6 @@ impl Life {
                 give_up(format_args!("no thread for the engine of process {}: {errno}", program()));
             }
         }
-        self.look_around(keeper);
         keeper
     }
 
@@ -328,12 +345,20 @@ impl Life {
 
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
+        let limit = self.settings.limit_bytes;
         let mut still = 0u64;
         let mut last = 0;
         let mut round = 0u32;
+        let mut next_count = 0;
         loop {
             engine.space.spares.refill();
+            let (size, resident, data) = engine.kernel.statm();
+            engine.measured(resident);
             round += 1;
+            if engine.kernel.now() >= next_count {
+                next_count = engine.kernel.now() + COUNT_EVERY;
+                self.count_unmanaged(engine, resident);
+            }
             {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
@@ -341,8 +366,6 @@ impl Life {
                     policy.unpark();
                 }
             }
-            let (size, resident, data) = engine.kernel.statm();
-            engine.measured(resident);
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
@@ -358,7 +381,32 @@ impl Life {
             }
             last = resident;
             self.count_locks();
-            self.pause(500_000 * (1 + still));
+            let far = (limit + FOLLOW_SLACK).saturating_sub((resident * PAGE) as u64) / FASTEST;
+            self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
+        }
+    }
+
+    /// Says in the counters how much cannot go and, once, to the user when that alone is over the limit.
+    fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
+        let limit = self.settings.limit_bytes;
+        let bytes = (engine.unmanaged(resident) * PAGE) as u64;
+        Stats::set(&self.stats.unmanaged_bytes, bytes);
+        // New memory that was not found yet is among it, too: once is not enough.
+        self.found_over = if bytes > limit { self.found_over + 1 } else { 0 };
+        if self.found_over >= 2 && !self.told_over {
+            self.told_over = true;
+            let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
+            self.link.log(
+                1,
+                format_args!(
+                    "process {}: {}M of its memory cannot go (see `pageout man`); it stays over its limit of {}M; \
+                     give at least {}M",
+                    program(),
+                    mebibytes(bytes),
+                    mebibytes(limit),
+                    mebibytes(bytes) + ROOM
+                ),
+            );
         }
     }
 
@@ -377,26 +425,31 @@ impl Life {
         }
     }
 
-    /// Adopts areas that are there and not managed yet.
-    fn look_around(&mut self, keeper: &'static Keeper) {
-        let engine = &keeper.engine;
+    /// Looks for areas that can be managed.
+    fn find_areas(&mut self) {
         self.areas.clear();
         let mut stacks = exit::control_blocks();
         stacks.sort_unstable();
+        let refused = |start: usize, end: usize| {
+            let first = stacks.partition_point(|block| *block < start);
+            let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
+            stack || end - start < SMALLEST_AREA || memory::is_own(start, end)
+        };
         let mut walk = Walk::new();
         let areas = &mut self.areas;
         self.maps.read(|line| {
             let Some(area) = Area::parse(line) else { return };
-            let Some((start, end)) = walk.step(&area) else { return };
-            if end - start < SMALLEST_AREA || memory::is_own(start, end) {
+            if !area.is_adoptable() && memory::is_reserved(area.start, area.end) {
                 return;
             }
-            let first = stacks.partition_point(|block| *block < start);
-            if end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end) {
-                return;
-            }
-            areas.push((start, end));
+            areas.extend(walk.step(&area, refused));
         });
+    }
+
+    /// Adopts areas that are there and not managed yet.
+    fn look_around(&mut self, keeper: &'static Keeper) {
+        let engine = &keeper.engine;
+        self.find_areas();
         let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
         {
             let regions = engine.events.read();

@@ -15,7 +15,7 @@ pub mod policy;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
-use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -73,6 +73,13 @@ impl<K: Kernel> Engine<K> {
         budget < 0 || budget.max(0) as usize + self.ready_pages() < self.config.low_pages
     }
 
+    /// Of `resident` pages, those that cannot go: not managed, or tried in vain not long ago. A walk over all
+    /// blocks; no lock held.
+    pub fn unmanaged(&self, resident: usize) -> usize {
+        let tried = self.policy.lock().parked() * UNIT_PAGES;
+        resident.saturating_sub(self.space.resident().saturating_sub(tried) + self.ready_pages())
+    }
+
     fn ready_pages(&self) -> usize {
         self.frames.ready_pages() + self.frames.huge_ready() * BLOCK_PAGES
     }
@@ -91,6 +98,7 @@ impl<K: Kernel> Engine<K> {
             return Round::Worked;
         }
         let evicted = self.evict(out, MOST);
+        let budget = self.budget.load(Relaxed);
         if budget < 0 {
             let dropped = self.drop_ready((-budget) as usize);
             if evicted + dropped == 0 {
@@ -137,14 +145,19 @@ impl<K: Kernel> Engine<K> {
         let mut dropped = 0;
         while dropped < pages && self.frames.ready_pages() >= CHUNK {
             let Some(first) = self.frames.take_ready_chunk() else { break };
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
-                self.frames.dropped(first);
-            }
+            self.drop_chunk(first);
             dropped += CHUNK;
-            self.budget.fetch_add(CHUNK as i64, Relaxed);
         }
         dropped
+    }
+
+    /// Gives the memory of a filled chunk, which is the caller's, back to the kernel. No lock held.
+    pub(crate) fn drop_chunk(&self, first: u32) {
+        let _regions = self.events.read();
+        if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
+            self.frames.dropped(first);
+        }
+        self.budget.fetch_add(CHUNK as i64, Relaxed);
     }
 
     fn drop_huge(&self, pages: usize) -> usize {
