@@ -46,10 +46,11 @@ const LARGEST_STACK: usize = 64 << 20;
 
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
-/// How often what cannot go is counted, in ns: it takes a look at every block.
+/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
+/// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
 const COUNT_EVERY: u64 = 300_000_000;
-/// Beside what cannot go a program needs some room for what can, in MiB.
-const ROOM: u64 = 16;
+/// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
+const LARGEST_ROOM: u64 = 16 << 20;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -132,7 +133,7 @@ extern "C" fn messenger(_: usize) -> ! {
 extern "C" fn keeper(_: usize) -> ! {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let _ = rustix::thread::set_name(c"pageout");
-    sys::go_first();
+    sys::go_before_all();
     // SAFETY: written before the clone.
     let path = unsafe { PATH };
     // The program's descriptors were copied with everything else: pipes must end when the program ends.
@@ -193,7 +194,7 @@ extern "C" fn keeper(_: usize) -> ! {
         maps: Maps::new(),
         scanned: (0, 0),
         areas: Vec::with_capacity(256),
-        found_over: 0,
+        unmanaged: 0,
         told_over: false,
     };
     match Linux::open() {
@@ -221,8 +222,8 @@ struct Life {
     /// Size and data pages when areas were last looked for.
     scanned: (usize, usize),
     areas: Vec<(usize, usize)>,
-    /// How often in a row what cannot go was found over the limit.
-    found_over: u32,
+    /// What could not go at the last count, in bytes.
+    unmanaged: u64,
     told_over: bool,
 }
 
@@ -267,6 +268,8 @@ impl Life {
         let mut registered: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
         let register = |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
         registered.extend(self.areas.iter().filter(register));
+        // The rest takes its time, and the threads that are started are as their maker.
+        sys::go_first();
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
         let frames = (limit_pages / 8).clamp(1024, 16384);
         let huge = (limit_pages / 8 / 512).clamp(4, 32);
@@ -319,6 +322,7 @@ impl Life {
                 give_up(format_args!("no thread for the engine of process {}: {errno}", program()));
             }
         }
+        sys::go_before_all();
         keeper
     }
 
@@ -355,9 +359,13 @@ impl Life {
             let (size, resident, data) = engine.kernel.statm();
             engine.measured(resident);
             round += 1;
-            if engine.kernel.now() >= next_count {
-                next_count = engine.kernel.now() + COUNT_EVERY;
+            let now = engine.kernel.now();
+            if now >= next_count {
                 self.count_unmanaged(engine, resident);
+                let counted = engine.kernel.now();
+                let over = (resident * PAGE) as u64 > limit;
+                let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+                next_count = counted + rest.min(COUNT_EVERY);
             }
             {
                 let mut policy = engine.policy.lock();
@@ -386,25 +394,30 @@ impl Life {
         }
     }
 
-    /// Says in the counters how much cannot go and, once, to the user when that alone is over the limit.
+    /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
+    /// user is told once.
     fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
         let limit = self.settings.limit_bytes;
         let bytes = (engine.unmanaged(resident) * PAGE) as u64;
         Stats::set(&self.stats.unmanaged_bytes, bytes);
-        // New memory that was not found yet is among it, too: once is not enough.
-        self.found_over = if bytes > limit { self.found_over + 1 } else { 0 };
-        if self.found_over >= 2 && !self.told_over {
+        // New memory that was not found yet is among it, but not twice.
+        let before = core::mem::replace(&mut self.unmanaged, bytes);
+        let stays = bytes.min(before);
+        let room = (limit / 8).min(LARGEST_ROOM);
+        engine.give_way(((stays + room) as usize) / PAGE);
+        let settled = bytes.abs_diff(before) < limit / 64;
+        if stays > limit && settled && !self.told_over {
             self.told_over = true;
             let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
             self.link.log(
                 1,
                 format_args!(
-                    "process {}: {}M of its memory cannot go (see `pageout man`); it stays over its limit of {}M; \
-                     give at least {}M",
+                    "process {}: {}M of its memory cannot go (files, shared or locked memory, stacks and the like); \
+                     it stays over its limit of {}M; give at least {}M",
                     program(),
-                    mebibytes(bytes),
+                    mebibytes(stays),
                     mebibytes(limit),
-                    mebibytes(bytes) + ROOM
+                    mebibytes(stays + room)
                 ),
             );
         }

@@ -100,6 +100,8 @@ pub struct Engine<K: Kernel> {
     pub stats: &'static Stats,
     /// Pages that may still be added before the limit; below 0, pages that must go.
     pub budget: AtomicI64,
+    /// Resident pages that the limit gives way to ([`Engine::give_way`]).
+    pub(crate) floor_pages: AtomicI64,
     /// Evictors sleep on it (futex); bumped when there is work.
     pub wanted: AtomicU32,
     /// A fault could have used a huge frame and there was none.
@@ -139,6 +141,7 @@ impl<K: Kernel> Engine<K> {
             policy: Lock::new(policy, &POLICY_LOCKS),
             stats,
             budget: AtomicI64::new(0),
+            floor_pages: AtomicI64::new(0),
             wanted: AtomicU32::new(0),
             huge_wanted: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),

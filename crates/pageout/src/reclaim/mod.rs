@@ -41,12 +41,19 @@ impl<K: Kernel> Engine<K> {
 
     /// The same for who has just read the kernel's count.
     pub fn measured(&self, resident: usize) {
-        let budget = self.config.limit_pages - resident as i64;
+        let limit = self.config.limit_pages.max(self.floor_pages.load(Relaxed));
+        let budget = limit - resident as i64;
         self.budget.store(budget, Relaxed);
         let bytes = (resident * PAGE) as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
         Stats::set(&self.stats.swapped_pages, self.place.swapped());
+    }
+
+    /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
+    /// cannot go than its limit has: all the rest would leave again as soon as it comes in.
+    pub fn give_way(&self, pages: usize) {
+        self.floor_pages.store(pages as i64, Relaxed);
     }
 
     /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before
