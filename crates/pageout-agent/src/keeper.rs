@@ -195,6 +195,7 @@ extern "C" fn keeper(_: usize) -> ! {
         scanned: (0, 0),
         areas: Vec::with_capacity(256),
         unmanaged: 0,
+        over: None,
         told_over: false,
     };
     match Linux::open() {
@@ -224,6 +225,8 @@ struct Life {
     areas: Vec<(usize, usize)>,
     /// What could not go at the last count, in bytes.
     unmanaged: u64,
+    /// Since when (ns) it is over the limit, and how much it was then.
+    over: Option<(u64, u64)>,
     told_over: bool,
 }
 
@@ -405,8 +408,16 @@ impl Life {
         let stays = bytes.min(before);
         let room = (limit / 8).min(LARGEST_ROOM);
         engine.give_way(((stays + room) as usize) / PAGE);
-        let settled = bytes.abs_diff(before) < limit / 64;
-        if stays > limit && settled && !self.told_over {
+        let now = engine.kernel.now();
+        let (since, then) = *self.over.get_or_insert((now, stays));
+        let settled = stays.abs_diff(then) < limit / 64;
+        if stays <= limit {
+            self.over = None;
+        } else if now - since < COUNT_EVERY {
+            // Told when it has come to rest: the figure is to be of use.
+        } else if !settled {
+            self.over = Some((now, stays));
+        } else if !self.told_over {
             self.told_over = true;
             let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
             self.link.log(
