@@ -39,6 +39,8 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
+/// So many bytes over the limit no ordinary thread comes before the evictor.
+const FAR_OVER: i64 = 16 << 20;
 /// Areas below this many bytes are not worth a registration.
 const SMALLEST_AREA: usize = 4 * PAGE;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
@@ -194,6 +196,8 @@ extern "C" fn keeper(_: usize) -> ! {
         maps: Maps::new(),
         scanned: (0, 0),
         areas: Vec::with_capacity(256),
+        evictor: 0,
+        hurried: false,
         unmanaged: 0,
         over: None,
         told_over: false,
@@ -223,6 +227,9 @@ struct Life {
     /// Size and data pages when areas were last looked for.
     scanned: (usize, usize),
     areas: Vec<(usize, usize)>,
+    /// The thread that evicts, and whether it is to hurry.
+    evictor: u32,
+    hurried: bool,
     /// What could not go at the last count, in bytes.
     unmanaged: u64,
     /// Since when (ns) it is over the limit, and how much it was then.
@@ -316,14 +323,17 @@ impl Life {
         ENGINE.store(keeper as *const Keeper as *mut Keeper, Ordering::SeqCst);
         self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
         Stats::set(&self.stats.active, 1);
-        let mut mains = [evict as extern "C" fn(usize) -> !, crate::fork::attend].to_vec();
-        mains.extend([serve as extern "C" fn(usize) -> !; SERVERS]);
-        for main in mains {
+        let start = |main: extern "C" fn(usize) -> !| {
             // SAFETY: the keeper lives as long as its process, and none of these returns.
             let started = unsafe { task::start(task::Kind::Thread, main, keeper as *const Keeper as usize) };
-            if let Err(errno) = started {
-                give_up(format_args!("no thread for the engine of process {}: {errno}", program()));
-            }
+            started.unwrap_or_else(|errno| {
+                give_up(format_args!("no thread for the engine of process {}: {errno}", program()))
+            })
+        };
+        self.evictor = start(evict);
+        start(crate::fork::attend);
+        for _ in 0..SERVERS {
+            start(serve);
         }
         sys::go_before_all();
         keeper
@@ -386,6 +396,12 @@ impl Life {
                 still = 0;
             } else if resident > last + 1024 {
                 still = 0;
+            }
+            // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
+            let far_over = engine.budget.load(Ordering::Relaxed) * (PAGE as i64) < -FAR_OVER;
+            if far_over != self.hurried {
+                self.hurried = far_over;
+                sys::hurry(self.evictor, far_over);
             }
             if engine.pressed() {
                 engine.kick();

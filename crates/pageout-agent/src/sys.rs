@@ -111,10 +111,16 @@ impl Scheduling {
         period: 0,
     };
 
-    /// Asks it for the calling thread.
-    fn is_granted(&self) -> bool {
+    const FIRST: Self = Self { nice: -15, ..Self::ORDINARY };
+
+    const fn real_time(priority: u32) -> Self {
+        Self { policy: raw::SCHED_RR, priority, runtime: 0, ..Self::ORDINARY }
+    }
+
+    /// Asks it for a thread of the caller's; 0 is the calling one.
+    fn is_granted(&self, thread: u32) -> bool {
         // SAFETY: the structure is as long as it says.
-        unsafe { call(raw::__NR_sched_setattr, 0, self as *const Self as usize, 0, 0) }.is_ok()
+        unsafe { call(raw::__NR_sched_setattr, thread as usize, self as *const Self as usize, 0, 0) }.is_ok()
     }
 }
 
@@ -122,14 +128,20 @@ impl Scheduling {
 /// it. Needs CAP_SYS_NICE; without it the thread stays as it is, with a short slice, so that it is at least
 /// woken soon (Linux 6.12). Not a real-time class: an engine that thrashes must not stop the machine.
 pub fn go_first() {
-    let _ = Scheduling { nice: -15, ..Scheduling::ORDINARY }.is_granted() || Scheduling::ORDINARY.is_granted();
+    let _ = Scheduling::FIRST.is_granted(0) || Scheduling::ORDINARY.is_granted(0);
 }
 
-/// For the watch alone, which sleeps between any two looks: the lowest real-time class. As an ordinary thread it
-/// was woken up to 90 ms late while four threads were busy on two CPUs, 200 MB of new memory. Where that is not
-/// allowed, as [`go_first`].
+/// For the watch, which sleeps between any two looks: a real-time class, the lowest but one. As an ordinary
+/// thread it was woken up to 90 ms late while four threads were busy on two CPUs: 200 MB of new memory. Where that
+/// is not allowed, as [`go_first`].
 pub fn go_before_all() {
-    if !(Scheduling { policy: raw::SCHED_RR, priority: 1, runtime: 0, ..Scheduling::ORDINARY }).is_granted() {
+    if !Scheduling::real_time(2).is_granted(0) {
         go_first();
     }
+}
+
+/// Has another thread of the keeper run before every ordinary one, or no longer: only while there is an end to
+/// it in sight.
+pub fn hurry(thread: u32, hurry: bool) {
+    let _ = if hurry { Scheduling::real_time(1) } else { Scheduling::FIRST }.is_granted(thread);
 }
