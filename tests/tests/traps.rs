@@ -44,8 +44,8 @@ fn main() -> ExitCode {
         Trial::test("term-handled", || settings.terminated("term", 0)),
         Trial::test("term-deadly", || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
-    for how in ["one", "mmap", "malloc", "huge"] {
-        for threads in [1, 2] {
+    for (how, most) in [("one", 2), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
+        for threads in 1..=most {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }

@@ -37,6 +37,10 @@ const TAKE_UP_PERCENT: u64 = 80;
 const FASTEST: u64 = 20;
 /// Part of the stated slack that a watch may let pass between two looks, in bytes.
 const SLACK: u64 = 24 << 20;
+/// The same while the engine works, when all that is left to do is to register.
+const FOLLOW_SLACK: u64 = 40 << 20;
+/// So many bytes over the limit no ordinary thread comes before the evictor.
+const FAR_OVER: i64 = 16 << 20;
 /// Areas below this many bytes are not worth a registration.
 const SMALLEST_AREA: usize = 4 * PAGE;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
@@ -44,6 +48,11 @@ const LARGEST_STACK: usize = 64 << 20;
 
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
+/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
+/// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
+const COUNT_EVERY: u64 = 300_000_000;
+/// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
+const LARGEST_ROOM: u64 = 16 << 20;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -126,7 +135,7 @@ extern "C" fn messenger(_: usize) -> ! {
 extern "C" fn keeper(_: usize) -> ! {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let _ = rustix::thread::set_name(c"pageout");
-    sys::go_first();
+    sys::go_before_all();
     // SAFETY: written before the clone.
     let path = unsafe { PATH };
     // The program's descriptors were copied with everything else: pipes must end when the program ends.
@@ -187,6 +196,11 @@ extern "C" fn keeper(_: usize) -> ! {
         maps: Maps::new(),
         scanned: (0, 0),
         areas: Vec::with_capacity(256),
+        evictor: 0,
+        hurried: false,
+        unmanaged: 0,
+        over: None,
+        told_over: false,
     };
     match Linux::open() {
         Ok(kernel) => life.run(kernel),
@@ -213,6 +227,14 @@ struct Life {
     /// Size and data pages when areas were last looked for.
     scanned: (usize, usize),
     areas: Vec<(usize, usize)>,
+    /// The thread that evicts, and whether it is to hurry.
+    evictor: u32,
+    hurried: bool,
+    /// What could not go at the last count, in bytes.
+    unmanaged: u64,
+    /// Since when (ns) it is over the limit, and how much it was then.
+    over: Option<(u64, u64)>,
+    told_over: bool,
 }
 
 impl Life {
@@ -250,6 +272,14 @@ impl Life {
             Ok(address) => address,
             Err(errno) => give_up(format_args!("no memory for the engine of process {}: {errno}", program())),
         };
+        // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
+        // the reader of events.
+        self.find_areas();
+        let mut registered: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
+        let register = |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
+        registered.extend(self.areas.iter().filter(register));
+        // The rest takes its time, and the threads that are started are as their maker.
+        sys::go_first();
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
         let frames = (limit_pages / 8).clamp(1024, 16384);
         let huge = (limit_pages / 8 / 512).clamp(4, 32);
@@ -287,21 +317,25 @@ impl Life {
             engine: Engine::new(kernel, config, frames, place, self.stats),
             link: self.link,
         }));
+        keeper.engine.adopt_registered(&registered);
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
         ENGINE.store(keeper as *const Keeper as *mut Keeper, Ordering::SeqCst);
         self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
         Stats::set(&self.stats.active, 1);
-        let mut mains = [evict as extern "C" fn(usize) -> !, crate::fork::attend].to_vec();
-        mains.extend([serve as extern "C" fn(usize) -> !; SERVERS]);
-        for main in mains {
+        let start = |main: extern "C" fn(usize) -> !| {
             // SAFETY: the keeper lives as long as its process, and none of these returns.
             let started = unsafe { task::start(task::Kind::Thread, main, keeper as *const Keeper as usize) };
-            if let Err(errno) = started {
-                give_up(format_args!("no thread for the engine of process {}: {errno}", program()));
-            }
+            started.unwrap_or_else(|errno| {
+                give_up(format_args!("no thread for the engine of process {}: {errno}", program()))
+            })
+        };
+        self.evictor = start(evict);
+        start(crate::fork::attend);
+        for _ in 0..SERVERS {
+            start(serve);
         }
-        self.look_around(keeper);
+        sys::go_before_all();
         keeper
     }
 
@@ -328,12 +362,24 @@ impl Life {
 
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
+        let limit = self.settings.limit_bytes;
         let mut still = 0u64;
         let mut last = 0;
         let mut round = 0u32;
+        let mut next_count = 0;
         loop {
             engine.space.spares.refill();
+            let (size, resident, data) = engine.kernel.statm();
+            engine.measured(resident);
             round += 1;
+            let now = engine.kernel.now();
+            if now >= next_count {
+                self.count_unmanaged(engine, resident);
+                let counted = engine.kernel.now();
+                let over = (resident * PAGE) as u64 > limit;
+                let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+                next_count = counted + rest.min(COUNT_EVERY);
+            }
             {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
@@ -341,8 +387,6 @@ impl Life {
                     policy.unpark();
                 }
             }
-            let (size, resident, data) = engine.kernel.statm();
-            engine.measured(resident);
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
@@ -353,12 +397,56 @@ impl Life {
             } else if resident > last + 1024 {
                 still = 0;
             }
+            // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
+            let far_over = engine.budget.load(Ordering::Relaxed) * (PAGE as i64) < -FAR_OVER;
+            if far_over != self.hurried {
+                self.hurried = far_over;
+                sys::hurry(self.evictor, far_over);
+            }
             if engine.pressed() {
                 engine.kick();
             }
             last = resident;
             self.count_locks();
-            self.pause(500_000 * (1 + still));
+            let far = (limit + FOLLOW_SLACK).saturating_sub((resident * PAGE) as u64) / FASTEST;
+            self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
+        }
+    }
+
+    /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
+    /// user is told once.
+    fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
+        let limit = self.settings.limit_bytes;
+        let bytes = (engine.unmanaged(resident) * PAGE) as u64;
+        Stats::set(&self.stats.unmanaged_bytes, bytes);
+        // New memory that was not found yet is among it, but not twice.
+        let before = core::mem::replace(&mut self.unmanaged, bytes);
+        let stays = bytes.min(before);
+        let room = (limit / 8).min(LARGEST_ROOM);
+        engine.give_way(((stays + room) as usize) / PAGE);
+        let now = engine.kernel.now();
+        let (since, then) = *self.over.get_or_insert((now, stays));
+        let settled = stays.abs_diff(then) < limit / 64;
+        if stays <= limit {
+            self.over = None;
+        } else if now - since < COUNT_EVERY {
+            // Told when it has come to rest: the figure is to be of use.
+        } else if !settled {
+            self.over = Some((now, stays));
+        } else if !self.told_over {
+            self.told_over = true;
+            let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
+            self.link.log(
+                1,
+                format_args!(
+                    "process {}: {}M of its memory cannot go (files, shared or locked memory, stacks and the like); \
+                     it stays over its limit of {}M; give at least {}M",
+                    program(),
+                    mebibytes(stays),
+                    mebibytes(limit),
+                    mebibytes(stays + room)
+                ),
+            );
         }
     }
 
@@ -377,26 +465,31 @@ impl Life {
         }
     }
 
-    /// Adopts areas that are there and not managed yet.
-    fn look_around(&mut self, keeper: &'static Keeper) {
-        let engine = &keeper.engine;
+    /// Looks for areas that can be managed.
+    fn find_areas(&mut self) {
         self.areas.clear();
         let mut stacks = exit::control_blocks();
         stacks.sort_unstable();
+        let refused = |start: usize, end: usize| {
+            let first = stacks.partition_point(|block| *block < start);
+            let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
+            stack || end - start < SMALLEST_AREA || memory::is_own(start, end)
+        };
         let mut walk = Walk::new();
         let areas = &mut self.areas;
         self.maps.read(|line| {
             let Some(area) = Area::parse(line) else { return };
-            let Some((start, end)) = walk.step(&area) else { return };
-            if end - start < SMALLEST_AREA || memory::is_own(start, end) {
+            if !area.is_adoptable() && memory::is_reserved(area.start, area.end) {
                 return;
             }
-            let first = stacks.partition_point(|block| *block < start);
-            if end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end) {
-                return;
-            }
-            areas.push((start, end));
+            areas.extend(walk.step(&area, refused));
         });
+    }
+
+    /// Adopts areas that are there and not managed yet.
+    fn look_around(&mut self, keeper: &'static Keeper) {
+        let engine = &keeper.engine;
+        self.find_areas();
         let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
         {
             let regions = engine.events.read();

@@ -26,6 +26,10 @@ const RESERVATION: usize = 256 << 20;
 
 /// What is left of the reservation: start and end.
 static LEFT: Lock<(usize, usize)> = Lock::new((0, 0), &HEAP_LOCKS);
+/// Where it begins; 0 without one.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// Held while there is a mapping of ours that is not among the ranges yet.
+static MAPPING: Lock<()> = Lock::new((), &HEAP_LOCKS);
 
 /// A page that says 1 in the address space it was made for, and 0 in that of a fork's child, however it came about.
 static HOME: AtomicUsize = AtomicUsize::new(0);
@@ -78,6 +82,7 @@ pub fn reserve() -> Result<(), Errno> {
         // SAFETY: as above.
         let _ = unsafe { mm::madvise(base, RESERVATION, Advice::LinuxDontFork) };
         *LEFT.lock() = (base as usize, base as usize + RESERVATION);
+        RESERVED.store(base as usize, Ordering::Release);
     }
     Ok(())
 }
@@ -103,6 +108,7 @@ pub fn map(len: usize, align: usize) -> Result<usize, Errno> {
     if let Some(start) = carve(len, align) {
         return open(start, len);
     }
+    let _mapping = MAPPING.lock();
     let slack = if align > PAGE { align } else { 0 };
     let whole = len + slack + 2 * PAGE;
     // SAFETY: a new mapping.
@@ -173,8 +179,16 @@ fn unmap(start: usize, len: usize) {
     }
 }
 
+/// Does `start..end`, which has no access, touch addresses that the engine keeps for itself?
+pub fn is_reserved(start: usize, end: usize) -> bool {
+    let reserved = RESERVED.load(Ordering::Acquire);
+    reserved != 0 && start < reserved + RESERVATION && reserved < end
+}
+
 /// Does `start..end` touch memory of the engine?
 pub fn is_own(start: usize, end: usize) -> bool {
+    // What was seen before this call and is ours is known once the lock was free.
+    drop(MAPPING.lock());
     RANGES[..RANGES_USED.load(Ordering::Acquire)].iter().any(|(from, to)| {
         let (from, to) = (from.load(Ordering::Acquire), to.load(Ordering::Acquire));
         start < to && from < end
@@ -237,8 +251,12 @@ pub fn reset() {
         range.1.store(0, Ordering::Relaxed);
     }
     RANGES_USED.store(0, Ordering::Relaxed);
+    RESERVED.store(0, Ordering::Relaxed);
     // SAFETY: as below.
-    unsafe { (&raw const LEFT).cast_mut().write(Lock::new((0, 0), &HEAP_LOCKS)) };
+    unsafe {
+        (&raw const LEFT).cast_mut().write(Lock::new((0, 0), &HEAP_LOCKS));
+        (&raw const MAPPING).cast_mut().write(Lock::new((), &HEAP_LOCKS));
+    }
     // SAFETY: the child has one thread; whoever held the lock is not in it.
     unsafe {
         let heap: *const Lock<Heap> = &raw const HEAP;

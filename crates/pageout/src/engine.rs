@@ -101,6 +101,8 @@ pub struct Engine<K: Kernel> {
     pub stats: &'static Stats,
     /// Pages that may still be added before the limit; below 0, pages that must go.
     pub budget: AtomicI64,
+    /// Resident pages that the limit gives way to ([`Engine::give_way`]).
+    pub(crate) floor_pages: AtomicI64,
     /// Evictors sleep on it (futex); bumped when there is work.
     pub wanted: AtomicU32,
     /// A fault could have used a huge frame and there was none.
@@ -150,6 +152,7 @@ impl<K: Kernel> Engine<K> {
             policy: Lock::new(policy, &POLICY_LOCKS),
             stats,
             budget: AtomicI64::new(0),
+            floor_pages: AtomicI64::new(0),
             wanted: AtomicU32::new(0),
             huge_wanted: AtomicBool::new(false),
             huge_due: AtomicBool::new(false),
@@ -185,23 +188,37 @@ impl<K: Kernel> Engine<K> {
             });
         }
         self.kernel.register(start, end - start)?;
-        // What the program does from here on raises events. They are read after the words below are made, and
-        // before any page of them can be moved: so the region must be known and looked at first.
-        regions.insert(Region { start, end });
-        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
-        let mut at = start;
-        while at < end {
-            let (n, walked) = self.kernel.scan(at, end, &mut found);
-            for run in &found[..n] {
-                self.adopt_pages(run.start, run.end, run.huge);
-            }
-            if walked <= at {
-                break;
-            }
-            at = walked;
-        }
-        Stats::add(&self.stats.adoptions, 1);
+        self.take_up(&mut regions, &[(start, end)]);
         Ok(())
+    }
+
+    /// Takes up mappings that were registered before there was an engine: from then on nothing in them grew
+    /// unseen. No event has been read since, and no other thread of the engine runs yet or has had one to read.
+    pub fn adopt_registered(&self, ranges: &[(usize, usize)]) {
+        self.take_up(&mut self.events.write(), ranges);
+    }
+
+    /// What the program does since the registration raises events. They are read after the words below are made,
+    /// and before any page of them can be moved: so the regions must be known and looked at first.
+    fn take_up(&self, regions: &mut Regions, ranges: &[(usize, usize)]) {
+        for (start, end) in ranges {
+            regions.insert(Region { start: *start, end: *end });
+        }
+        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
+        for (start, end) in ranges {
+            let mut at = *start;
+            while at < *end {
+                let (n, walked) = self.kernel.scan(at, *end, &mut found);
+                for run in &found[..n] {
+                    self.adopt_pages(run.start, run.end, run.huge);
+                }
+                if walked <= at {
+                    break;
+                }
+                at = walked;
+            }
+            Stats::add(&self.stats.adoptions, 1);
+        }
     }
 
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {

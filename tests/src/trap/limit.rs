@@ -7,7 +7,7 @@ use std::io::Write;
 
 pub const TRAPS: &[Trap] = &[Trap::new(
     "touch",
-    "[malloc|mmap|huge|one]: says its pid and touches --size of new memory by --threads threads",
+    "[malloc|brk|mmap|huge|one]: says its pid and touches --size of new memory by --threads threads",
     touch,
 )
 .helper()];
@@ -16,6 +16,7 @@ fn touch(ctx: &Ctx) -> Outcome {
     let new_piece: fn(usize) -> Result<Span, Stop> = match ctx.args.first().map(String::as_str) {
         None | Some("mmap") => |_| sys::map(4 << 20),
         Some("malloc") => |_| allocate(64 << 10),
+        Some("brk") => |_| grow_break(64 << 10),
         Some("huge") => |_| huge(64 << 20),
         Some("one") => sys::map,
         Some(other) => return Err(Stop::Wrong(format!("touch knows no {other}"))),
@@ -48,6 +49,15 @@ fn allocate(len: usize) -> Result<Span, Stop> {
     // SAFETY: the object is never freed.
     let at = unsafe { libc::malloc(len) } as usize;
     ensure!(at != 0, "malloc failed");
+    let start = at.next_multiple_of(8);
+    Ok(Span::new(start, len - (start - at)))
+}
+
+/// By one thread: what `malloc` does in a program that has no other.
+fn grow_break(len: usize) -> Result<Span, Stop> {
+    // SAFETY: moves the break up only.
+    let at = unsafe { libc::sbrk(len as libc::intptr_t) } as usize;
+    ensure!(at != usize::MAX, "the break cannot be moved");
     let start = at.next_multiple_of(8);
     Ok(Span::new(start, len - (start - at)))
 }

@@ -458,7 +458,8 @@ mod tests {
             mprotect(page(4) as *mut _, PAGE, MprotectFlags::empty()).unwrap();
             rustix::mm::munmap(page(14) as *mut _, PAGE).unwrap();
         }
-        for (n, registered) in [(0, true), (1, true), (2, true), (4, true), (11, true), (12, false), (14, false)]
+        for (n, registered) in
+            [(0, true), (1, true), (2, true), (4, true), (11, true), (12, false), (14, false)]
         {
             assert_eq!(kernel.is_registered(page(n), page(n + 1)), Some(registered), "page {n}");
         }

@@ -15,7 +15,7 @@ pub mod policy;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
-use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -44,12 +44,19 @@ impl<K: Kernel> Engine<K> {
 
     /// The same for who has just read the kernel's count.
     pub fn measured(&self, resident: usize) {
-        let budget = self.config.limit_pages - resident as i64;
+        let limit = self.config.limit_pages.max(self.floor_pages.load(Relaxed));
+        let budget = limit - resident as i64;
         self.budget.store(budget, Relaxed);
         let bytes = (resident * PAGE) as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
         Stats::set(&self.stats.swapped_pages, self.place.swapped());
+    }
+
+    /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
+    /// cannot go than its limit has: all the rest would leave again as soon as it comes in.
+    pub fn give_way(&self, pages: usize) {
+        self.floor_pages.store(pages as i64, Relaxed);
     }
 
     /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before
@@ -99,6 +106,13 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
+    /// Of `resident` pages, those that cannot go: not managed, or tried in vain not long ago. A walk over all
+    /// blocks; no lock held.
+    pub fn unmanaged(&self, resident: usize) -> usize {
+        let tried = self.policy.lock().parked() * UNIT_PAGES;
+        resident.saturating_sub(self.space.resident().saturating_sub(tried) + self.ready_pages())
+    }
+
     fn ready_pages(&self) -> usize {
         self.frames.ready_pages() + self.frames.huge_ready() * BLOCK_PAGES
     }
@@ -119,6 +133,7 @@ impl<K: Kernel> Engine<K> {
             return Round::Worked;
         }
         let evicted = self.evict(out, MOST);
+        let budget = self.budget.load(Relaxed);
         if budget < 0 {
             let dropped = self.drop_ready((-budget) as usize);
             if evicted + dropped == 0 {
@@ -165,14 +180,19 @@ impl<K: Kernel> Engine<K> {
         let mut dropped = 0;
         while dropped < pages && self.frames.ready_pages() >= CHUNK {
             let Some(first) = self.frames.take_ready_chunk() else { break };
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
-                self.frames.dropped(first);
-            }
+            self.drop_chunk(first);
             dropped += CHUNK;
-            self.budget.fetch_add(CHUNK as i64, Relaxed);
         }
         dropped
+    }
+
+    /// Gives the memory of a filled chunk, which is the caller's, back to the kernel. No lock held.
+    pub(crate) fn drop_chunk(&self, first: u32) {
+        let _regions = self.events.read();
+        if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
+            self.frames.dropped(first);
+        }
+        self.budget.fetch_add(CHUNK as i64, Relaxed);
     }
 
     fn drop_huge(&self, pages: usize) -> usize {

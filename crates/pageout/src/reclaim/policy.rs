@@ -53,6 +53,11 @@ impl Policy {
         self.trial.len() + self.main.len()
     }
 
+    /// Units that could not leave when they were last tried.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
     /// Nothing can be offered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,7 +1,9 @@
 //! Which mappings of a process can be managed, from the text of `/proc/self/maps`.
 //!
-//! Managed: private, readable and writable, not executable, anonymous. Not managed, and counted as memory that
-//! cannot go: everything else, stacks, the engine's own memory, and the zero-initialised data of shared
+//! Managed: private, readable and writable, not executable, anonymous; and private anonymous addresses without
+//! access that begin where such an area ends: allocators reserve them and open them piece by piece with mprotect
+//! (malloc in every thread but the first), faster than new pieces are found. Not managed, and counted as memory
+//! that cannot go: everything else, stacks, the engine's own memory, and the zero-initialised data of shared
 //! libraries (libc's own state among it; small).
 
 /// One line of maps.
@@ -30,8 +32,16 @@ impl<'a> Area<'a> {
 
     /// Private anonymous memory that the program reads and writes.
     pub fn is_adoptable(&self) -> bool {
-        self.permissions == b"rw-p"
-            && (self.name.is_empty() || self.name == b"[heap]" || self.name.starts_with(b"[anon:"))
+        self.permissions == b"rw-p" && self.is_anonymous()
+    }
+
+    /// Private anonymous addresses that are not to be touched yet; too many to be a guard.
+    fn is_reserve(&self) -> bool {
+        self.permissions == b"---p" && self.is_anonymous() && self.end - self.start >= SMALLEST_RESERVE
+    }
+
+    fn is_anonymous(&self) -> bool {
+        (self.name.is_empty() || self.name == b"[heap]" || self.name.starts_with(b"[anon:"))
             && self.end <= super::TOP
     }
 
@@ -48,37 +58,45 @@ fn hex(digits: &[u8]) -> Option<usize> {
     })
 }
 
-/// Calls `each` for every adoptable area of the lines in order. `.bss` of shared libraries, which follows
+/// Goes through the lines in order and finds what can be adopted. `.bss` of shared libraries, which follows
 /// their file mapping without a gap, is left out up to `LIBRARY_BSS` bytes.
+#[derive(Default)]
 pub struct Walk {
     /// End of a library's mapping, where its `.bss` would start.
     after_library: usize,
+    /// End of the last area that was taken.
+    after_taken: usize,
 }
 
 /// Zero-initialised data of a shared library are expected to be at most this long; what an area has beyond
 /// was mapped by the program next to it and merged.
 const LIBRARY_BSS: usize = 1 << 20;
+/// Fewer bytes without access behind an area are not for its growth.
+const SMALLEST_RESERVE: usize = 64 << 10;
 
 impl Walk {
     /// At the start of maps.
     pub fn new() -> Self {
-        Self { after_library: 0 }
+        Self::default()
     }
 
-    /// The part of the next line's area that can be adopted.
-    pub fn step(&mut self, area: &Area<'_>) -> Option<(usize, usize)> {
+    /// The part of the next line's area that can be adopted, unless the caller knows why it must not be.
+    pub fn step(
+        &mut self,
+        area: &Area<'_>,
+        refused: impl FnOnce(usize, usize) -> bool,
+    ) -> Option<(usize, usize)> {
         if area.is_library() {
             self.after_library = area.end;
             return None;
         }
         let start = if area.start == self.after_library { area.start + LIBRARY_BSS } else { area.start };
-        (area.is_adoptable() && start < area.end).then_some((start, area.end))
-    }
-}
-
-impl Default for Walk {
-    fn default() -> Self {
-        Self::new()
+        let fit = area.is_adoptable() || (area.start == self.after_taken && area.is_reserve());
+        let taken = fit && start < area.end && !refused(start, area.end);
+        if taken && area.is_adoptable() {
+            self.after_taken = area.end;
+        }
+        taken.then_some((start, area.end))
     }
 }
 
@@ -107,15 +125,40 @@ mod tests {
     #[test]
     fn library_bss_is_left_out_and_what_follows_is_not() {
         let mut walk = Walk::new();
+        let mut step = |area: &Area<'_>| walk.step(area, |_, _| false);
         let lib = Area::parse(b"100000-200000 rw-p 00001000 08:01 77 /usr/lib/libc.so.6").unwrap();
-        assert_eq!(walk.step(&lib), None);
-        assert_eq!(walk.step(&Area::parse(b"200000-210000 rw-p 0 00:00 0 ").unwrap()), None);
-        walk.step(&lib);
+        assert_eq!(step(&lib), None);
+        assert_eq!(step(&Area::parse(b"200000-210000 rw-p 0 00:00 0 ").unwrap()), None);
+        step(&lib);
         let merged = Area::parse(b"200000-900000 rw-p 0 00:00 0 ").unwrap();
-        assert_eq!(walk.step(&merged), Some((0x30_0000, 0x90_0000)));
+        assert_eq!(step(&merged), Some((0x30_0000, 0x90_0000)));
         assert_eq!(
-            walk.step(&Area::parse(b"a00000-b00000 rw-p 0 00:00 0 ").unwrap()),
+            step(&Area::parse(b"a00000-b00000 rw-p 0 00:00 0 ").unwrap()),
             Some((0xa0_0000, 0xb0_0000))
         );
+    }
+
+    #[test]
+    fn what_an_area_will_grow_into_is_taken_with_it() {
+        let area = |line: &'static [u8]| Area::parse(line).unwrap();
+        let heap = area(b"7f0000000000-7f0000021000 rw-p 00000000 00:00 0 ");
+        let reserve = area(b"7f0000021000-7f0004000000 ---p 00000000 00:00 0 ");
+        let mut walk = Walk::new();
+        assert_eq!(walk.step(&reserve, |_, _| false), None);
+        assert!(walk.step(&heap, |_, _| false).is_some());
+        assert_eq!(walk.step(&reserve, |_, _| false), Some((reserve.start, reserve.end)));
+        // Not behind what is not taken, not a guard page, not somebody's file, not behind another reserve.
+        walk = Walk::new();
+        assert_eq!(walk.step(&heap, |_, _| true), None);
+        assert_eq!(walk.step(&reserve, |_, _| false), None);
+        for other in [
+            &b"7f0000021000-7f0000022000 ---p 00000000 00:00 0 "[..],
+            b"7f0000021000-7f0004000000 ---p 00000000 08:01 77 /usr/share/fonts",
+            b"7f0000021000-7f0004000000 ---s 00000000 00:01 5 /dev/zero (deleted)",
+            b"7f0004000000-7f0008000000 ---p 00000000 00:00 0 ",
+        ] {
+            walk.step(&heap, |_, _| false);
+            assert_eq!(walk.step(&area(other), |_, _| false), None);
+        }
     }
 }

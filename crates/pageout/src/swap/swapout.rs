@@ -98,10 +98,13 @@ impl Default for Outgoing {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Lets about `want` pages leave (at most [`MOST`], a huge page as a whole). Returns how many frames
-    /// were filled by it: 0 means that nothing could go. No lock held.
+    /// Lets about `want` pages leave (at most [`MOST`], a huge page as a whole). Returns how many did: 0 means
+    /// that nothing could go. Far over the limit their frames go back to the kernel at once: once they are ready,
+    /// faults take them, and it would stay far over. No lock held.
     pub fn evict(&self, out: &mut Outgoing, want: usize) -> usize {
-        let left = self.evict_directly(out, want);
+        let left = self.let_leave(out, want);
+        self.drop_filled(out);
+        self.release(out);
         // Only now that nobody can wait for what was held: populating may wait for the fault path.
         self.unpin(out);
         left
@@ -109,6 +112,13 @@ impl<K: Kernel> Engine<K> {
 
     /// The same for a fault that helps itself: it does not touch memory, and so never waits for itself.
     pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
+        let left = self.let_leave(out, want);
+        self.release(out);
+        left
+    }
+
+    /// What both do. The frames are filled and the caller's.
+    fn let_leave(&self, out: &mut Outgoing, want: usize) -> usize {
         out.busy.clear();
         let want = want.min(MOST);
         // Everything is looked at once, twice where a sign of use or a shared page saved it.
@@ -130,7 +140,6 @@ impl<K: Kernel> Engine<K> {
             self.write(out);
             self.settle(out);
         }
-        self.release(out);
         left
     }
 
@@ -589,6 +598,14 @@ impl<K: Kernel> Engine<K> {
             }
         }
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
+    }
+
+    /// Gives whole chunks back to the kernel, as long as the process is far over its limit.
+    fn drop_filled(&self, out: &mut Outgoing) {
+        while self.budget.load(Relaxed) < -(self.config.high_pages as i64) {
+            let Some(chunk) = out.chunks.pop() else { break };
+            self.drop_chunk(chunk);
+        }
     }
 
     /// The frames are filled and free. No lock held.
