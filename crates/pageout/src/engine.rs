@@ -81,6 +81,9 @@ impl Key {
 /// Streams of ascending faults that are told apart.
 const STREAMS: usize = 16;
 
+/// Looks at what is registered of a range that is taken up.
+const MOST_LOOKS: usize = 1024;
+
 /// One process's engine.
 pub struct Engine<K: Kernel> {
     /// The kernel.
@@ -179,46 +182,74 @@ impl<K: Kernel> Engine<K> {
     /// The kernel's refusal to register; nothing has changed then.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Errno> {
         let mut regions = self.events.write();
-        // An event about an older mapping of the same addresses would take the new one for gone.
+        loop {
+            // An event about an older mapping of the same addresses would take the new one for gone.
+            self.read_all(&mut regions);
+            self.kernel.register(start, end - start)?;
+            if self.take_up(&mut regions, start, end, &mut { MOST_LOOKS }) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes up mappings that were registered before there was an engine: from then on nothing in them grew
+    /// unseen. Not from a thread that holds any lock.
+    pub fn adopt_registered(&self, ranges: &[(usize, usize)]) {
+        let mut regions = self.events.write();
+        for (start, end) in ranges {
+            while !self.take_up(&mut regions, *start, *end, &mut { MOST_LOOKS }) {
+                self.read_all(&mut regions);
+            }
+        }
+    }
+
+    /// Reads and applies events until none is pending; faults come again.
+    fn read_all(&self, regions: &mut Regions) {
         while self.kernel.event_pending() {
-            self.read_and_apply(&mut regions, |event| {
+            self.read_and_apply(regions, |event| {
                 if let Event::Fault(fault) = event {
                     self.again(fault);
                 }
             });
         }
-        self.kernel.register(start, end - start)?;
-        self.take_up(&mut regions, &[(start, end)]);
-        Ok(())
     }
 
-    /// Takes up mappings that were registered before there was an engine: from then on nothing in them grew
-    /// unseen. No event has been read since, and no other thread of the engine runs yet or has had one to read.
-    pub fn adopt_registered(&self, ranges: &[(usize, usize)]) {
-        self.take_up(&mut self.events.write(), ranges);
-    }
-
-    /// What the program does since the registration raises events. They are read after the words below are made,
-    /// and before any page of them can be moved: so the regions must be known and looked at first.
-    fn take_up(&self, regions: &mut Regions, ranges: &[(usize, usize)]) {
-        for (start, end) in ranges {
-            regions.insert(Region { start: *start, end: *end });
+    /// Takes up what is registered of a range: the caller looked at the mappings a while ago, and where there was a
+    /// hole when it was registered the program can have mapped what raises no event, and would be zeros once it
+    /// left. `false`: a mapping is changing; its event comes first. Not found in so many `looks`, it is left for the
+    /// next time.
+    fn take_up(&self, regions: &mut Regions, start: usize, end: usize, looks: &mut usize) -> bool {
+        if *looks == 0 {
+            return true;
         }
-        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
-        for (start, end) in ranges {
-            let mut at = *start;
-            while at < *end {
-                let (n, walked) = self.kernel.scan(at, *end, &mut found);
-                for run in &found[..n] {
-                    self.adopt_pages(run.start, run.end, run.huge);
-                }
-                if walked <= at {
-                    break;
-                }
-                at = walked;
+        *looks -= 1;
+        match self.kernel.is_registered(start, end) {
+            None => return false,
+            Some(false) if end - start == PAGE => return true,
+            Some(false) => {
+                let middle = start + (end - start) / PAGE / 2 * PAGE;
+                return self.take_up(regions, start, middle, looks)
+                    && self.take_up(regions, middle, end, looks);
             }
-            Stats::add(&self.stats.adoptions, 1);
+            Some(true) => {}
         }
+        // What the program does since the registration raises events. They are read after the words below are made,
+        // and before any page of them can be moved: so the region must be known and looked at first.
+        regions.insert(Region { start, end });
+        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
+        let mut at = start;
+        while at < end {
+            let (n, walked) = self.kernel.scan(at, end, &mut found);
+            for run in &found[..n] {
+                self.adopt_pages(run.start, run.end, run.huge);
+            }
+            if walked <= at {
+                break;
+            }
+            at = walked;
+        }
+        Stats::add(&self.stats.adoptions, 1);
+        true
     }
 
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {

@@ -175,6 +175,34 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
 }
 
 #[test]
+fn a_hole_is_mapped_while_it_is_taken_up() {
+    for call in 0..8 {
+        let world = World::new(base(), 1);
+        let _on_failure = OnFailure(&world);
+        let kernel = &world.engine.kernel;
+        world.program.lock().unwrap().start_munmap(kernel, 1, (256, 256));
+        world.settle();
+        *world.at_call.lock().unwrap() = Some((
+            call,
+            Box::new(|world| {
+                let mut program = world.program.lock().unwrap();
+                program.start_mmap(&world.engine.kernel, 1, (256, 256));
+                program.start_touch(2, 300, 8, true);
+                for _ in 0..8 {
+                    program.step_thread(&world.engine.kernel, 2);
+                }
+            }),
+        ));
+        // The mappings were looked at before the hole was there.
+        let start = kernel.program_base();
+        world.engine.adopt(start, start + 512 * 4096).unwrap();
+        world.settle();
+        evict_all(&world);
+        end(&world);
+    }
+}
+
+#[test]
 fn an_event_is_unread_when_no_frame_is_left() {
     let world = world(|plan| Plan { limit_pages: 64, chunks: 8, ..plan });
     let _on_failure = OnFailure(&world);

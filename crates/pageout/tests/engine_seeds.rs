@@ -24,6 +24,17 @@ fn all_calls() {
     }
 }
 
+/// Mappings that go and come all the time, to addresses that others have just left.
+#[test]
+fn moving_mappings() {
+    for seed in seeds(3000, 20) {
+        let plan = Plan::by_seed(seed);
+        let habits =
+            Habits { touch: 10, run: 30, mmap: 15, munmap: 10, mremap: 30, mprotect: 0, ..plan.habits };
+        run(Plan { habits, threads: plan.threads + 2, ..plan }, seed, |_| ());
+    }
+}
+
 /// A device that fails and tears: a page then holds the right data or raises SIGBUS, never anything else.
 #[test]
 fn failing_devices() {

@@ -14,6 +14,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
+    Trap::new(
+        "mremap-handover",
+        "threads move memory to addresses that others have just left",
+        mremap_handover,
+    ),
     Trap::new("map-fixed", "maps over evicted memory", map_fixed),
     Trap::new("map-file-over", "maps a file over evicted memory, then nothing, then zeros", map_file_over),
     Trap::new("munmap-parts", "unmaps parts of evicted memory and maps the holes again", munmap_parts),
@@ -155,6 +160,67 @@ fn mremap_race(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     churn.end()
+}
+
+fn mremap_handover(ctx: &Ctx) -> Outcome {
+    const ORIGIN: usize = 0x1000_0000;
+    const COUNT: usize = 4;
+    const OBJECTS: usize = 16;
+    let churn = Churn::start(ctx.half())?;
+    let most = (ctx.half() / COUNT / OBJECTS / PAGE).clamp(8, 256);
+    let deadline = ctx.deadline();
+    together(COUNT, |index| {
+        let mut dice = Dice::new(index);
+        let mut objects = [(Span::new(0, 0), 0u16); OBJECTS];
+        let mut generation = 0u16;
+        while Instant::now() < deadline {
+            let which = dice.roll(OBJECTS);
+            let (span, known) = objects[which];
+            let origin = ORIGIN * (1 + index * OBJECTS + which);
+            if span.len == 0 {
+                generation = generation.wrapping_add(1);
+                let new = sys::map((1 + dice.roll(most / 2)) * PAGE)?;
+                new.check_zero()?;
+                new.fill_as(origin, generation);
+                objects[which] = (new, generation);
+                continue;
+            }
+            // The kernel chooses the place, and likes one that was left just now: to be moved at once again, and
+            // without a look at it, is what a thread that is told of late is overtaken by.
+            let mut moved = span;
+            for _ in 0..1 + dice.roll(3) {
+                let len = moved.len + (1 + dice.roll(4)) * PAGE;
+                moved = grow(moved, len)?;
+            }
+            moved.part(0, span.len).check_as(origin, known)?;
+            moved.part(span.len, moved.len - span.len).check_zero()?;
+            moved.part(span.len, moved.len - span.len).fill_as(origin + span.len, known);
+            objects[which].0 = moved;
+            if moved.pages() > most || dice.roll(3) == 0 {
+                sys::unmap(moved)?;
+                objects[which].0 = Span::new(0, 0);
+            }
+        }
+        objects.iter().enumerate().filter(|(_, (span, _))| span.len > 0).try_for_each(
+            |(which, (span, known))| span.check_as(ORIGIN * (1 + index * OBJECTS + which), *known),
+        )
+    })?;
+    churn.end()
+}
+
+/// Moves memory to where there is room for more. What grew in place while it was taken up can be two areas of the
+/// kernel's list; then the kernel refuses, and this does what `realloc` does.
+fn grow(span: Span, len: usize) -> Result<Span, Stop> {
+    match sys::remap(span, len, libc::MREMAP_MAYMOVE, 0) {
+        Err(_) if sys::errno() == libc::EFAULT => {
+            let new = sys::map(len)?;
+            // SAFETY: both are ours, and apart.
+            unsafe { std::ptr::copy_nonoverlapping(span.as_ptr::<u8>(), new.as_ptr(), span.len) };
+            sys::unmap(span)?;
+            Ok(new)
+        }
+        other => other,
+    }
 }
 
 fn map_fixed(ctx: &Ctx) -> Outcome {

@@ -276,6 +276,18 @@ impl Space {
         self.blocks(0, TOP).map(|(_, block)| block.lock().resident as usize).sum()
     }
 
+    /// The first run of pages in a range of which anything is known, within a block. No block lock held.
+    pub(crate) fn first_known(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        self.blocks(start, end).find_map(|(block_start, block)| {
+            let block = block.lock();
+            let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
+            let mut pages = (from..to).step_by(PAGE);
+            let is_known = |at: &usize| block.word((at - block_start) / PAGE).tag() != Tag::None;
+            let first = pages.find(is_known)?;
+            Some((first, first + PAGE * (1 + pages.take_while(is_known).count())))
+        })
+    }
+
     /// Each known block that has addresses in `start..end`, with its first address.
     pub fn blocks(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, &Block)> + '_ {
         let end = end.min(TOP);

@@ -58,7 +58,8 @@ impl Order {
         while let Some(event) = self.log.front().copied() {
             match event {
                 Event::Remap { from, to, len } => {
-                    if self.bring_forward(regions, (from, from + len), (to, to + len)) {
+                    let known = known(engine, regions, (to, to + len));
+                    if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
                     }
                     // What nobody left is gone all the same: the kernel puts nothing where something is.
@@ -80,14 +81,9 @@ impl Order {
         true
     }
 
-    /// Puts the first departure from a region that is known in `to`, as far as it is about that region, in front
-    /// of the log; whether there is one. What was to come there comes `from` where it is still known.
-    fn bring_forward(&mut self, regions: &Regions, from: (usize, usize), to: (usize, usize)) -> bool {
-        let Some(region) = regions.iter().find(|region| overlap((region.start, region.end), to).is_some())
-        else {
-            return false;
-        };
-        let Some(known) = overlap((region.start, region.end), to) else { return false };
+    /// Puts the first departure from a range that is known, as far as it is about that range, in front of the log;
+    /// whether there is one. What was to come there comes `from` where it is still known.
+    fn bring_forward(&mut self, known: (usize, usize), from: (usize, usize)) -> bool {
         let leaves = |event: &Event| {
             let (source, target) = sides(*event)?;
             // What goes back to where the newcomer came from is the newcomer.
@@ -189,6 +185,12 @@ enum Next {
     Taken,
     /// Not the same for all of it.
     Several,
+}
+
+/// The first part of a range that is managed, or of which pages are known: what grew in place is no region yet.
+fn known<K: Kernel>(engine: &Engine<K>, regions: &Regions, range: (usize, usize)) -> Option<(usize, usize)> {
+    let region = regions.iter().find_map(|region| overlap((region.start, region.end), range));
+    region.or_else(|| engine.space.first_known(range.0, range.1))
 }
 
 fn overlap(a: (usize, usize), b: (usize, usize)) -> Option<(usize, usize)> {

@@ -381,13 +381,18 @@ impl Program {
     }
 
     fn mremap(&mut self, kernel: &Simulated, thread: usize) {
-        let Some((from, n)) = self.range(false) else { return };
+        let Some((from, mut n)) = self.range(false) else { return };
         let grown = if self.random.one_in(3) { self.random.below(40) } else { 0 };
         let mapped = |value: &Value| value.mapped && value.writable;
         if !self.all((from, n), mapped) || n + grown > self.values.len() {
             return;
         }
-        let to = self.random.below(self.values.len() - n - grown + 1);
+        let mut to = self.random.below(self.values.len() - n - grown + 1);
+        // The kernel likes the highest addresses that are free: often those that were left last.
+        if let Some(left) = self.left_last().filter(|left| left.1 > grown) {
+            n = n.min(left.1 - grown);
+            to = left.0 + left.1 - grown - n;
+        }
         let target = (to, n + grown);
         let apart = from + n <= to || to + n + grown <= from;
         // The kernel may choose what others have left, before it has told of that.
@@ -403,6 +408,16 @@ impl Program {
         self.mapped(to + n, grown);
         self.unmapped((from, n));
         self.threads[thread] = Doing::Call { call, range: target, then: Then::Moved { from: (from, n) } };
+    }
+
+    /// A range that somebody has left and not returned yet.
+    fn left_last(&mut self) -> Option<(usize, usize)> {
+        let thread = self.random.below(self.threads.len());
+        match &self.threads[thread] {
+            Doing::Call { range, then: Then::Unmapped, .. } => Some(*range),
+            Doing::Call { then: Then::Moved { from }, .. } => Some(*from),
+            _ => None,
+        }
     }
 
     fn unmapped(&mut self, (first, n): (usize, usize)) {
