@@ -355,17 +355,27 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         drop(leftover);
     }
 
-    /// Has clean copies given up in the next cluster of a list. Returns whether there were any.
-    fn reclaim(&self, shard: usize, place: Place, reclaim: &mut dyn Reclaim) -> bool {
+    /// Has clean copies given up in the next cluster of a list that has any. Returns whether there were any.
+    fn reclaim(&mut self, shard: usize, place: Place, reclaim: &mut dyn Reclaim) -> bool {
         let mut copies = [(Entry::INVALID, Owner { space: 0, page: 0 }); RECLAIM_BATCH];
-        let mut found = 0;
-        if let Pick::Got(index, _, state) = self.device.pick(shard, place, 0) {
-            if state.cached() != 0 {
-                found = state.cached_slots(self.device.base(index), &mut copies);
+        // Each that is looked at goes to the end of its list.
+        for _ in 0..self.device.listed(shard, place) {
+            match self.device.pick(shard, place, 0) {
+                Pick::Got(index, _, state) if state.cached() != 0 => {
+                    let found = state.cached_slots(self.device.base(index), &mut copies);
+                    drop(state);
+                    copies[..found].iter().for_each(|&(entry, owner)| reclaim.reclaim(entry, owner));
+                    return found > 0;
+                }
+                Pick::Got(..) => {}
+                Pick::Busy(cluster) => {
+                    self.busy = Some(cluster);
+                    return false;
+                }
+                Pick::NeedTable | Pick::Empty => return false,
             }
         }
-        copies[..found].iter().for_each(|&(entry, owner)| reclaim.reclaim(entry, owner));
-        found > 0
+        false
     }
 
     /// A rotational device: on from the shared base, in the next cluster up that has room.

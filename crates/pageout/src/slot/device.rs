@@ -308,6 +308,16 @@ impl Device {
         busy.map_or(Pick::Empty, Pick::Busy)
     }
 
+    /// How many clusters a list of a shard has.
+    pub(super) fn listed(&self, shard: usize, place: Place) -> u32 {
+        let shard = &self.shards[shard];
+        if shard.may_have(place) {
+            shard.lock().len(place)
+        } else {
+            0
+        }
+    }
+
     /// Takes a free cluster, whose lock the caller holds, for `order`; `false` without memory.
     pub(super) fn claim(&self, index: u32, cluster: &Cluster, state: &mut State, order: u8) -> bool {
         let shard = &self.shards[0];
