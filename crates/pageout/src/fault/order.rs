@@ -104,7 +104,7 @@ impl Orders {
         let known = self.cost[0] != 0;
         let mut windows = used;
         for (order, average) in self.cost.iter_mut().enumerate() {
-            let cost = windows.count_ones() as u64 * (fault + (PAGE_NS + place << order));
+            let cost = windows.count_ones() as u64 * (fault + ((PAGE_NS + place) << order));
             let step = cost as i64 - *average;
             *average += if known { step / SHARE } else { step };
             // Each window of the next order stands where the first of its two halves did.

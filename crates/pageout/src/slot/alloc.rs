@@ -163,6 +163,11 @@ impl Slots {
     ) -> bool {
         let turn = self.cpus[request.cpu].turn.load(Relaxed) as usize;
         let mut left = self.available.load(Relaxed);
+        if reclaim.is_some() {
+            // A full one may have copies to give up.
+            let on = self.devices.iter().filter_map(|device| device.get()).filter(|device| device[0].is_on());
+            left |= on.fold(0, |left, device| left | device[0].id.bit());
+        }
         let mut tried = 0;
         while let Some(device) = self.choose(left, turn).or_else(|| self.overlooked(request.order, tried)) {
             tried |= device.id.bit();
