@@ -51,6 +51,8 @@ const SERVERS: usize = 4;
 /// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
 /// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
 const COUNT_EVERY: u64 = 300_000_000;
+/// How long (ns) what cannot go must have stayed as it is before the user is told.
+const REST: u64 = 2_000_000_000;
 /// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
 const LARGEST_ROOM: u64 = 16 << 20;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
@@ -127,6 +129,8 @@ pub fn start(path: Path) {
 
 /// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program.
 extern "C" fn messenger(_: usize) -> ! {
+    // The keeper is born as its maker is: among busy threads a short program was over before it began.
+    sys::go_before_all();
     // SAFETY: the keeper never returns.
     let _ = unsafe { task::start(task::Kind::Process, keeper, 0) };
     sys::exit_group(0)
@@ -429,8 +433,8 @@ impl Life {
         let settled = stays.abs_diff(then) < limit / 64;
         if stays <= limit {
             self.over = None;
-        } else if now - since < COUNT_EVERY {
-            // Told when it has come to rest: the figure is to be of use.
+        } else if now - since < REST {
+            // Told when it has come to rest: the figure is to be of use, and what is found late can go after all.
         } else if !settled {
             self.over = Some((now, stays));
         } else if !self.told_over {

@@ -19,7 +19,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("brk", "grows and shrinks the program break", brk),
     Trap::new("grows-down", "a MAP_GROWSDOWN mapping grows", grows_down),
     Trap::new("deep-stack", "6 MiB of the main thread's stack", deep_stack),
-    Trap::new("sparse", "1 TiB without reserve, touched here and there", sparse),
+    Trap::new("sparse", "1 TiB without reserve, touched here and there", sparse).may_log(),
     Trap::new("mappings", "5,000 mappings with gaps", mappings),
     Trap::new("kernel-touched", "memory that only the kernel has touched", kernel_touched),
     Trap::new("huge", "huge pages, three times", huge),
