@@ -14,6 +14,7 @@ use pageout_tests::units::{in_mib, parse_size};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::RwLock;
 use std::time::Duration;
 
 const TRAP: &str = env!("CARGO_BIN_EXE_trap");
@@ -36,13 +37,13 @@ fn main() -> ExitCode {
         .copied()
         .flatten()
         .filter(|trap| trap.alone)
-        .map(|trap| Trial::test(trap.name, move || settings.try_trap(trap)))
+        .map(|trap| beside_others(trap.name.into(), move || settings.try_trap(trap)))
         .collect();
     trials.extend([
-        Trial::test("watch-sees-stuck-faults", || settings.watch_sees_stuck_faults()),
-        Trial::test("streams", || settings.streams()),
-        Trial::test("term-handled", || settings.terminated("term", 0)),
-        Trial::test("term-deadly", || settings.terminated("term-default", 128 + libc::SIGTERM)),
+        beside_others("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
+        beside_others("streams".into(), || settings.streams()),
+        beside_others("term-handled".into(), || settings.terminated("term", 0)),
+        beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
     for (how, most) in [("one", 2), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
         for threads in 1..=most {
@@ -50,6 +51,17 @@ fn main() -> ExitCode {
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Held exclusively by who must have the machine for itself.
+static ALONE: RwLock<()> = RwLock::new(());
+
+/// A test that may run beside others.
+fn beside_others(name: String, body: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        let _beside = ALONE.read();
+        body()
+    })
 }
 
 /// How large, how long, with what.
@@ -214,8 +226,10 @@ impl Settings {
         Ok(())
     }
 
-    /// However fast the program takes new memory, it has no more than the limit and the stated slack.
+    /// However fast the program takes new memory, it has no more than the limit and the stated slack. While nothing
+    /// else runs: what is stated is for as many busy threads as there are CPUs.
     fn limit(&self, how: &str, threads: usize) -> Result<(), Failed> {
+        let _alone = ALONE.write();
         let mut arguments = self.arguments("touch", self.touch_size);
         arguments.extend(["--threads".into(), threads.to_string(), how.into()]);
         let limit = self.touch_size / 4;
