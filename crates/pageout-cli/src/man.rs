@@ -19,7 +19,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
              if pageout were not there.",
             "What counts: all resident memory of the process as /proc/PID/status shows it (VmRSS), and the engine's own \
              memory. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
-             go: files and libraries, shared memory, locked and executable memory, thread stacks, pages that a device \
+             go: files and libraries, shared memory, locked and executable memory, thread stacks, mappings of less than 16 KiB, pages that a device \
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \

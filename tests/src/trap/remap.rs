@@ -27,7 +27,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("commit", "commits and uncommits by MAP_FIXED, as java does", commit),
     Trap::new("unmap-race", "one thread unmaps, another maps the same address again", unmap_race),
     Trap::new("fixed-readers", "one thread maps over and fills what others read", fixed_readers),
-    Trap::new("areas", "as many areas as the kernel allows, nearly", areas),
+    Trap::new("areas", "as many areas as the kernel allows, nearly", areas).may_log(),
     Trap::new("jit", "code that is written, evicted, made executable and run", jit),
     Trap::new("mseal", "sealed memory is evicted like any other", mseal),
 ];
