@@ -182,11 +182,12 @@ impl<K: Kernel> Engine<K> {
     /// The kernel's refusal to register; nothing has changed then.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Errno> {
         let mut regions = self.events.write();
+        let mut discarded = Regions::default();
         loop {
             // An event about an older mapping of the same addresses would take the new one for gone.
-            self.read_all(&mut regions);
+            self.read_all(&mut regions, &mut discarded);
             self.kernel.register(start, end - start)?;
-            if self.take_up(&mut regions, start, end, &mut { MOST_LOOKS }) {
+            if self.take_up(&mut regions, &discarded, start, end, &mut { MOST_LOOKS }) {
                 return Ok(());
             }
         }
@@ -196,20 +197,22 @@ impl<K: Kernel> Engine<K> {
     /// unseen. Not from a thread that holds any lock.
     pub fn adopt_registered(&self, ranges: &[(usize, usize)]) {
         let mut regions = self.events.write();
+        let mut discarded = Regions::default();
         for (start, end) in ranges {
-            while !self.take_up(&mut regions, *start, *end, &mut { MOST_LOOKS }) {
-                self.read_all(&mut regions);
+            while !self.take_up(&mut regions, &discarded, *start, *end, &mut { MOST_LOOKS }) {
+                self.read_all(&mut regions, &mut discarded);
             }
         }
     }
 
-    /// Reads and applies events until none is pending; faults come again.
-    fn read_all(&self, regions: &mut Regions) {
+    /// Reads and applies events until none is pending; faults come again. What the program is about to discard goes
+    /// to `discarded`: it may still be mapped for a while.
+    fn read_all(&self, regions: &mut Regions, discarded: &mut Regions) {
         while self.kernel.event_pending() {
-            self.read_and_apply(regions, |event| {
-                if let Event::Fault(fault) = event {
-                    self.again(fault);
-                }
+            self.read_and_apply(regions, |event| match event {
+                Event::Fault(fault) => self.again(fault),
+                Event::Remove { start, end } => discarded.insert(Region { start, end }),
+                Event::Remap { .. } | Event::Unmap { .. } => {}
             });
         }
     }
@@ -218,7 +221,14 @@ impl<K: Kernel> Engine<K> {
     /// hole when it was registered the program can have mapped what raises no event, and would be zeros once it
     /// left. `false`: a mapping is changing; its event comes first. Not found in so many `looks`, it is left for the
     /// next time.
-    fn take_up(&self, regions: &mut Regions, start: usize, end: usize, looks: &mut usize) -> bool {
+    fn take_up(
+        &self,
+        regions: &mut Regions,
+        discarded: &Regions,
+        start: usize,
+        end: usize,
+        looks: &mut usize,
+    ) -> bool {
         if *looks == 0 {
             return true;
         }
@@ -228,8 +238,8 @@ impl<K: Kernel> Engine<K> {
             Some(false) if end - start == PAGE => return true,
             Some(false) => {
                 let middle = start + (end - start) / PAGE / 2 * PAGE;
-                return self.take_up(regions, start, middle, looks)
-                    && self.take_up(regions, middle, end, looks);
+                return self.take_up(regions, discarded, start, middle, looks)
+                    && self.take_up(regions, discarded, middle, end, looks);
             }
             Some(true) => {}
         }
@@ -241,7 +251,10 @@ impl<K: Kernel> Engine<K> {
         while at < end {
             let (n, walked) = self.kernel.scan(at, end, &mut found);
             for run in &found[..n] {
-                self.adopt_pages(run.start, run.end, run.huge);
+                // What leaves before it is discarded would come back.
+                discarded.gaps(run.start, run.end, |from, to| {
+                    self.adopt_pages(from, to, run.huge);
+                });
             }
             if walked <= at {
                 break;
