@@ -117,16 +117,22 @@ pub(super) fn kill_all() {
     }
 }
 
-/// Ends and reaps what a run left behind, at most for 10 s, and says how many there were.
+/// Reaps what a run left behind, and ends what has not ended by itself after a second; at most for 10 s. Says how
+/// many those were: a keeper ends a moment after its program.
 pub(super) fn sweep() -> usize {
-    let left = descendants().len();
-    let end = Instant::now() + Duration::from_secs(10);
+    let begun = Instant::now();
+    let mut left = 0;
     loop {
-        kill_all();
         // SAFETY: a null status pointer is allowed.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
-        if descendants().is_empty() || Instant::now() > end {
+        let alive = descendants().len();
+        let after = begun.elapsed();
+        if alive == 0 || after > Duration::from_secs(10) {
             return left;
+        }
+        if after > Duration::from_secs(1) {
+            left = left.max(alive);
+            kill_all();
         }
         std::thread::sleep(Duration::from_millis(10));
     }
