@@ -29,7 +29,6 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
-use rustix::thread::futex;
 
 /// Share of the limit at which the engine takes up its work, in percent.
 const TAKE_UP_PERCENT: u64 = 80;
@@ -577,7 +576,7 @@ extern "C" fn evict(keeper: usize) -> ! {
     sys::go_first();
     let mut told = false;
     loop {
-        let wanted = engine.wanted.load(Ordering::Acquire);
+        let wanted = engine.wanted.heard();
         let nap = match engine.balance(&mut out) {
             Round::Worked => continue,
             Round::Idle => 1_000_000_000,
@@ -595,7 +594,6 @@ extern "C" fn evict(keeper: usize) -> ! {
                 10_000_000
             }
         };
-        let timeout = futex::Timespec { tv_sec: nap / 1_000_000_000, tv_nsec: nap % 1_000_000_000 };
-        let _ = futex::wait(&engine.wanted, futex::Flags::PRIVATE, wanted, Some(&timeout));
+        engine.wanted.wait(wanted, nap);
     }
 }

@@ -12,7 +12,7 @@ use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::sync::{Lock, LockClass, RwLock};
+use crate::sync::{Bell, Lock, LockClass, RwLock};
 use rustix::io::Errno;
 
 /// Whether and when huge pages come back whole.
@@ -106,8 +106,8 @@ pub struct Engine<K: Kernel> {
     pub budget: AtomicI64,
     /// Resident pages that the limit gives way to ([`Engine::give_way`]).
     pub(crate) floor_pages: AtomicI64,
-    /// Evictors sleep on it (futex); bumped when there is work.
-    pub wanted: AtomicU32,
+    /// Evictors sleep on it; it rings when there is work.
+    pub wanted: Bell,
     /// A fault could have used a huge frame and there was none.
     pub(crate) huge_wanted: AtomicBool,
     /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
@@ -116,8 +116,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) pending: Lock<Pending>,
     /// Who reads events.
     pub(crate) leader: Lock<()>,
-    /// Servers that do not lead sleep on it (futex); bumped when one is needed.
-    pub(crate) calls: AtomicU32,
+    /// Servers that do not lead sleep on it; it rings when one is needed.
+    pub(crate) calls: Bell,
     /// One thread faults, on a quick device: the server that leads makes room itself, evictors keep off.
     pub(crate) helps_itself: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
@@ -156,12 +156,12 @@ impl<K: Kernel> Engine<K> {
             stats,
             budget: AtomicI64::new(0),
             floor_pages: AtomicI64::new(0),
-            wanted: AtomicU32::new(0),
+            wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
             huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
-            calls: AtomicU32::new(0),
+            calls: Bell::new(),
             helps_itself: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
@@ -352,8 +352,6 @@ impl<K: Kernel> Engine<K> {
 
     /// Wakes an evictor.
     pub fn kick(&self) {
-        self.wanted.fetch_add(1, Relaxed);
-        #[cfg(not(any(loom, shuttle)))]
-        let _ = rustix::thread::futex::wake(&self.wanted, rustix::thread::futex::Flags::PRIVATE, 1);
+        self.wanted.ring();
     }
 }

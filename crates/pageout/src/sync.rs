@@ -71,6 +71,49 @@ impl Default for LockClass {
     }
 }
 
+/// What threads sleep on until they are called. A call between [`Bell::heard`] and [`Bell::wait`] is not missed.
+pub struct Bell(atomic::AtomicU32);
+
+impl Bell {
+    /// Nobody was called.
+    pub fn new() -> Self {
+        Self(atomic::AtomicU32::new(0))
+    }
+
+    /// How often it rang: to be read before looking whether there is work.
+    pub fn heard(&self) -> u32 {
+        self.0.load(atomic::Ordering::Acquire)
+    }
+
+    /// Wakes one who sleeps.
+    pub fn ring(&self) {
+        self.0.fetch_add(1, atomic::Ordering::AcqRel);
+        #[cfg(not(any(loom, shuttle)))]
+        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, 1);
+    }
+
+    /// Sleeps, at most so many nanoseconds, unless it rang since it was `heard`.
+    pub fn wait(&self, heard: u32, timeout_ns: u64) {
+        #[cfg(not(any(loom, shuttle)))]
+        {
+            use rustix::thread::futex;
+            let timeout = futex::Timespec {
+                tv_sec: (timeout_ns / 1_000_000_000) as i64,
+                tv_nsec: (timeout_ns % 1_000_000_000) as _,
+            };
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, heard, Some(&timeout));
+        }
+        #[cfg(any(loom, shuttle))]
+        let _ = (heard, timeout_ns);
+    }
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// A mutual exclusion lock around a value.
 pub struct Lock<T> {
     #[cfg(not(any(loom, shuttle)))]

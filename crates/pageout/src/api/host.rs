@@ -28,7 +28,6 @@ use crate::swap::swapout::Outgoing;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::io::Errno;
-use rustix::thread::futex;
 use std::boxed::Box;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
@@ -232,7 +231,7 @@ impl Host {
         let engine = &self.engine;
         let mut out = Box::new(Outgoing::new());
         loop {
-            let wanted = engine.wanted.load(Ordering::Acquire);
+            let wanted = engine.wanted.heard();
             if self.state.load(Ordering::Acquire) != GO_ON {
                 return;
             }
@@ -241,9 +240,8 @@ impl Host {
                 Round::Idle => 1_000_000_000,
                 Round::Stuck => 10_000_000,
             };
-            let timeout = futex::Timespec { tv_sec: nap / 1_000_000_000, tv_nsec: nap % 1_000_000_000 };
             self.dozing.store(true, Ordering::Relaxed);
-            let _ = futex::wait(&engine.wanted, futex::Flags::PRIVATE, wanted, Some(&timeout));
+            engine.wanted.wait(wanted, nap);
             self.dozing.store(false, Ordering::Relaxed);
         }
     }

@@ -17,7 +17,7 @@ use crate::space::{page_start, BlockState, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT,
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::AtomicU64;
-use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use rustix::io::Errno;
 
@@ -103,16 +103,16 @@ impl Server {
     /// The leader leads on while it answers, unless more faults wait or the device is slow: to call another server
     /// costs as much as an answer.
     pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
-        let calls = engine.calls.load(Acquire);
+        let calls = engine.calls.heard();
         let waiting = engine.pending.lock().pop();
         if let Some((fault, more)) = waiting {
             if more || !engine.is_quick() {
-                engine.call_server();
+                engine.calls.ring();
             }
             return self.answer_timed(engine, fault);
         }
         let Some(leader) = engine.leader.try_lock() else {
-            return engine.await_call(calls, timeout_ns);
+            return engine.calls.wait(calls, timeout_ns);
         };
         if engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
@@ -120,7 +120,7 @@ impl Server {
         let Some((fault, more)) = engine.pending.lock().pop() else { return };
         let leader = if more || !engine.is_quick() {
             drop(leader);
-            engine.call_server();
+            engine.calls.ring();
             None
         } else {
             Some(leader)
@@ -329,28 +329,6 @@ impl<K: Kernel> Engine<K> {
     /// Answers the device faster than another server could be called?
     pub(crate) fn is_quick(&self) -> bool {
         self.device_ns.load(Relaxed) <= QUICK_NS
-    }
-
-    /// Wakes a server that sleeps, to answer what waits or to lead.
-    fn call_server(&self) {
-        self.calls.fetch_add(1, AcqRel);
-        #[cfg(not(any(loom, shuttle)))]
-        let _ = rustix::thread::futex::wake(&self.calls, rustix::thread::futex::Flags::PRIVATE, 1);
-    }
-
-    /// Sleeps unless it was called since `calls` was read.
-    fn await_call(&self, calls: u32, timeout_ns: u64) {
-        #[cfg(not(any(loom, shuttle)))]
-        {
-            use rustix::thread::futex;
-            let timeout = futex::Timespec {
-                tv_sec: (timeout_ns / 1_000_000_000) as i64,
-                tv_nsec: (timeout_ns % 1_000_000_000) as _,
-            };
-            let _ = futex::wait(&self.calls, futex::Flags::PRIVATE, calls, Some(&timeout));
-        }
-        #[cfg(any(loom, shuttle))]
-        let _ = (calls, timeout_ns);
     }
 
     /// Brings every page home that is on a device or on its way, if that fits the limit; `false` if it does

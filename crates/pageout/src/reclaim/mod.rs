@@ -79,31 +79,18 @@ impl<K: Kernel> Engine<K> {
 
     /// Is there work for an evictor?
     pub fn pressed(&self) -> bool {
-        self.budget.load(Relaxed) < self.least_budget() || self.room() < self.least_room()
+        let budget = self.budget.load(Relaxed);
+        !self.is_helped(budget) && (budget < 0 || self.room() < self.config.low_pages as i64)
+    }
+
+    /// A server makes room itself, and is not disturbed for the error of the kernel's own count.
+    fn is_helped(&self, budget: i64) -> bool {
+        self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR
     }
 
     /// Pages that faults can take without waiting: below the limit, or in filled frames.
     pub(crate) fn room(&self) -> i64 {
         self.budget.load(Relaxed).max(0) + self.ready_pages() as i64
-    }
-
-    /// Below it an evictor gives frames back. A server that makes room itself is not disturbed for the error of
-    /// the kernel's own count.
-    fn least_budget(&self) -> i64 {
-        if self.helps_itself.load(Relaxed) {
-            -COUNT_ERROR
-        } else {
-            0
-        }
-    }
-
-    /// Below it an evictor fills frames.
-    fn least_room(&self) -> i64 {
-        if self.helps_itself.load(Relaxed) {
-            0
-        } else {
-            self.config.low_pages as i64
-        }
     }
 
     /// Of `resident` pages, those that cannot go: not managed, or tried in vain not long ago. A walk over all
@@ -122,7 +109,7 @@ impl<K: Kernel> Engine<K> {
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
-        let helped = self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR && !due;
+        let helped = self.is_helped(budget) && !due;
         if helped || budget >= 0 && budget as usize + ready >= self.config.high_pages {
             return if self.convert(budget) { Round::Worked } else { Round::Idle };
         }
