@@ -169,7 +169,7 @@ impl<K: Kernel> Engine<K> {
             last_thread: AtomicU32::new(0),
             evictions: AtomicU32::new(1),
             key: Key::random(),
-            streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
+            streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             stuck_until: AtomicU64::new(0),
             still: AtomicBool::new(false),
         }

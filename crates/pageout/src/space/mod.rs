@@ -174,7 +174,7 @@ struct Leaf {
 
 impl Leaf {
     fn new() -> Self {
-        Self { blocks: [const { AtomicPtr::new(core::ptr::null_mut()) }; LEAF] }
+        Self { blocks: core::array::from_fn(|_| AtomicPtr::new(core::ptr::null_mut())) }
     }
 }
 
