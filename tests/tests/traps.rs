@@ -50,6 +50,8 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
+    trials.push(Trial::test("limit-tree", move || settings.tree_limit()));
+    trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -232,12 +234,39 @@ impl Settings {
         let _alone = ALONE.write();
         let mut arguments = self.arguments("touch", self.touch_size);
         arguments.extend(["--threads".into(), threads.to_string(), how.into()]);
+        self.keeps_to_limit(&format!("limit-{how}-{threads}"), arguments, threads)
+    }
+
+    /// So do two programs that run at the same time.
+    fn tree_limit(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        self.keeps_to_limit("limit-tree", self.arguments("tree-touch", self.touch_size), 2)
+    }
+
+    /// A program that needs memory gets it from another that only has it.
+    fn tree_need(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        let arguments = self.arguments("tree-need", self.touch_size);
+        let run = self.under_pageout(self.touch_size / 4, &arguments)?;
+        let done = self.finish(run.command, Vec::new())?;
+        if done.code() != 0 || !done.stdout.ends_with("ok\n") {
+            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+        }
+        if swapped_out(&run.stats)? == 0 {
+            return Err("nothing was swapped out".into());
+        }
+        Ok(())
+    }
+
+    /// A program that says `pid` and the processes to look at, and then takes memory by `threads` threads in all.
+    fn keeps_to_limit(&self, name: &str, arguments: Vec<String>, threads: usize) -> Result<(), Failed> {
         let limit = self.touch_size / 4;
         let slack = if threads == 1 { (limit / 20).max(64 << 20) } else { (limit / 20).max(128 << 20) };
         let run = self.under_pageout(limit, &arguments)?;
         let mut watched = Watched::start(run.command, Vec::new())?;
-        let pid = watched.line("pid ", self.timeout)?;
-        let sampler = Sampler::start(pid.parse().map_err(|_| format!("no number: {pid}"))?)?;
+        let said = watched.line("pid ", self.timeout)?;
+        let pids = said.split_whitespace().map(str::parse).collect::<Result<Vec<u32>, _>>();
+        let sampler = Sampler::start(&pids.map_err(|_| format!("no numbers: {said}"))?)?;
         let done = watched.finish(self.timeout);
         let peak = sampler.stop();
         let done = done?;
@@ -253,7 +282,7 @@ impl Settings {
             peak.longest_gap,
             done.wall
         );
-        eprintln!("limit-{how}-{threads}: {measured}");
+        eprintln!("{name}: {measured}");
         if peak.bytes >= limit + slack {
             return Err(measured.into());
         }

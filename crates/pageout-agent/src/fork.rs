@@ -10,7 +10,7 @@
 
 use crate::keeper::{self, Keeper};
 use crate::{memory, sys};
-use core::sync::atomic::{fence, AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use rustix::thread::futex;
 
@@ -27,6 +27,9 @@ static GATE: AtomicU32 = AtomicU32::new(FREE);
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// Forks under way that found no engine to ask.
 static UNASKED: AtomicU32 = AtomicU32::new(0);
+/// Pages are shared with a child since a fork, or were: in both from then on.
+static SHARES: AtomicBool = AtomicBool::new(false);
+static CHILD: AtomicBool = AtomicBool::new(false);
 static mut PATH: Option<keeper::Path> = None;
 
 extern "C" {
@@ -55,10 +58,21 @@ pub extern "C" fn child() {
     GATE.store(FREE, Ordering::Relaxed);
     TURN.store(0, Ordering::Relaxed);
     UNASKED.store(0, Ordering::Relaxed);
+    CHILD.store(true, Ordering::Relaxed);
     // SAFETY: written before main.
     if let Some(path) = unsafe { PATH } {
         keeper::start(path);
     }
+}
+
+/// Has the process forked, or is it the child of a fork? Then it may share pages.
+pub fn shares() -> bool {
+    SHARES.load(Ordering::Relaxed)
+}
+
+/// Did the process begin as the child of a fork, without another program since?
+pub fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
 }
 
 /// The right to fork now. Signals are blocked while a thread has it: a handler may fork too.
@@ -90,6 +104,7 @@ impl Turn {
 /// now (ENOMEM).
 pub fn before() -> Option<Turn> {
     let mask = sys::block_signals_from_elsewhere();
+    SHARES.store(true, Ordering::Relaxed);
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {

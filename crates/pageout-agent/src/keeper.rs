@@ -7,6 +7,7 @@
 //! or executes another one.
 
 use crate::link::{self, Link};
+use crate::part::Part;
 use crate::{exit, memory, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -30,8 +31,6 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 
-/// Share of the limit at which the engine takes up its work, in percent.
-const TAKE_UP_PERCENT: u64 = 80;
 /// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
 const FASTEST: u64 = 20;
 /// Part of the stated slack that a watch may let pass between two looks, in bytes.
@@ -189,11 +188,20 @@ extern "C" fn keeper(_: usize) -> ! {
         link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
         sys::exit_group(0)
     }
+    let kernel = match Linux::open() {
+        Ok(kernel) => kernel,
+        Err(error) => give_up(format_args!("process {program} cannot be limited: {error}")),
+    };
+    let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
+    else {
+        give_up(format_args!("no memory for the keeper of process {program}"))
+    };
     let mut life = Life {
         me,
         watch,
         link,
         settings: welcome.settings,
+        part,
         devices: welcome.devices,
         stats,
         maps: Maps::new(),
@@ -205,12 +213,7 @@ extern "C" fn keeper(_: usize) -> ! {
         over: None,
         told_over: false,
     };
-    match Linux::open() {
-        Ok(kernel) => life.run(kernel),
-        Err(error) => {
-            give_up(format_args!("process {program} cannot be limited: {error}"));
-        }
-    }
+    life.run(kernel)
 }
 
 /// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
@@ -224,6 +227,7 @@ struct Life {
     watch: OwnedFd,
     link: &'static Link,
     settings: Settings,
+    part: Part,
     devices: [Option<OwnedFd>; pageout::wire::DEVICES],
     stats: &'static Stats,
     maps: Maps,
@@ -242,17 +246,20 @@ struct Life {
 
 impl Life {
     fn run(&mut self, kernel: Linux) -> ! {
-        let limit = self.settings.limit_bytes;
-        let threshold = limit / 100 * TAKE_UP_PERCENT;
+        let (mut last, mut still) = (0, 0);
         loop {
-            let resident = (kernel.resident_pages() * PAGE) as u64;
+            let now = kernel.statm();
+            let resident = (now.resident * PAGE) as u64;
             Stats::set(&self.stats.resident_bytes, resident);
             self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
-            if resident >= threshold {
+            self.part.look(now, false, kernel.now());
+            if self.part.is_due(now) {
                 break;
             }
-            let left = (limit + SLACK).saturating_sub(resident) / FASTEST;
-            self.pause(left.clamp(500_000, 100_000_000));
+            still = if resident == last { still + 1 } else { 0 };
+            last = resident;
+            let left = self.part.left(now, still);
+            self.pause(((left + SLACK) / FASTEST).clamp(500_000, 100_000_000));
         }
         let keeper = self.take_up(kernel);
         self.follow(keeper)
@@ -264,6 +271,7 @@ impl Life {
         let mut fds = [PollFd::new(&self.watch, PollFlags::IN)];
         let ended = matches!(poll(&mut fds, Some(&timeout)), Ok(1));
         if ended || sys::same_memory(program(), self.me) == Some(false) {
+            self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
             sys::exit_group(0)
         }
@@ -298,7 +306,6 @@ impl Life {
             }
         }
         kernel.set_probe(probe);
-        let high = (limit_pages / 32).clamp(256, 4096);
         let config = Config {
             pins: Some(&exit::PINS),
             limit_pages: limit_pages as i64,
@@ -311,8 +318,6 @@ impl Life {
             },
             huge: self.settings.max_order >= 9 && huge_pages_allowed(),
             zeros,
-            low_pages: high / 2,
-            high_pages: high,
         };
         let place = Place::new(64, self.open_devices(), Box::new(self.link));
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
@@ -365,21 +370,27 @@ impl Life {
 
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
-        let limit = self.settings.limit_bytes;
         let mut still = 0u64;
         let mut last = 0;
+        let mut faults = 0;
         let mut round = 0u32;
         let mut next_count = 0;
         loop {
             engine.space.spares.refill();
-            let (size, resident, data) = engine.kernel.statm();
+            let seen = engine.kernel.statm();
+            let resident = seen.resident;
+            let now = engine.kernel.now();
+            // Short: it faults, and has no room for what comes.
+            let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
+            let short = faults != before && engine.is_full();
+            let allowance = self.part.look(seen, short, now);
+            engine.set_limit((allowance as usize) / PAGE);
             engine.measured(resident);
             round += 1;
-            let now = engine.kernel.now();
             if now >= next_count {
                 self.count_unmanaged(engine, resident);
                 let counted = engine.kernel.now();
-                let over = (resident * PAGE) as u64 > limit;
+                let over = (resident * PAGE) as u64 > allowance;
                 let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
                 next_count = counted + rest.min(COUNT_EVERY);
             }
@@ -393,8 +404,8 @@ impl Life {
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
-            if (size, data) != self.scanned {
-                self.scanned = (size, data);
+            if (seen.size, seen.data) != self.scanned {
+                self.scanned = (seen.size, seen.data);
                 self.look_around(keeper);
                 still = 0;
             } else if resident > last + 1024 {
@@ -411,7 +422,7 @@ impl Life {
             }
             last = resident;
             self.count_locks();
-            let far = (limit + FOLLOW_SLACK).saturating_sub((resident * PAGE) as u64) / FASTEST;
+            let far = (self.part.left(seen, 0) + FOLLOW_SLACK) / FASTEST;
             self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
         }
     }

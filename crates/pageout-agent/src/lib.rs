@@ -17,6 +17,7 @@
 //! | task | raw clones: the keeper and its threads |
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper's life: watch, take up, follow, end |
+//! | part | the process's part of the run's limit |
 //! | fork | `fork` while pages are out |
 //! | exit | what the kernel touches when a thread exits |
 //! | wrap | the functions of libc that are replaced |
@@ -28,6 +29,7 @@ mod fork;
 mod keeper;
 mod link;
 mod memory;
+mod part;
 mod sys;
 mod task;
 mod wrap;

@@ -30,6 +30,10 @@ pub struct Welcome {
     pub settings: Settings,
     /// The page of counters.
     pub stats: OwnedFd,
+    /// What all processes of the run use, and the seat of this one.
+    pub tree: OwnedFd,
+    /// See `tree`.
+    pub seat: Option<usize>,
     /// The devices, in the order of the settings.
     pub devices: [Option<OwnedFd>; DEVICES],
 }
@@ -48,11 +52,13 @@ impl Link {
         let link = Self { fd, turn: Lock::new((), &LINK_LOCKS) };
         let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
         link.send(&hello, None)?;
-        let mut fds: [Option<OwnedFd>; DEVICES + 1] = Default::default();
+        let mut fds: [Option<OwnedFd>; DEVICES + 2] = Default::default();
         let answer = link.receive(&mut fds)?;
         let settings = answer.settings().ok_or(Errno::PROTO)?;
-        let [stats, devices @ ..] = fds;
-        Ok((link, Welcome { settings, stats: stats.ok_or(Errno::PROTO)?, devices }))
+        let [stats, tree, devices @ ..] = fds;
+        let (stats, tree) = stats.zip(tree).ok_or(Errno::PROTO)?;
+        let seat = (answer.a != NONE).then_some(answer.a as usize);
+        Ok((link, Welcome { settings, stats, tree, seat, devices }))
     }
 
     /// The socket.
@@ -80,7 +86,7 @@ impl Link {
 
     fn receive(&self, fds: &mut [Option<OwnedFd>]) -> Result<Message, Errno> {
         let mut message = Message::new(Kind::Bye, 0, 0, 0);
-        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DEVICES + 1))];
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DEVICES + 2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [rustix::io::IoSliceMut::new(message.as_bytes_mut())];
         let got = loop {

@@ -169,7 +169,7 @@ fn memory_limits(findings: &mut Findings, config: &Config) {
             format_args!("{} is more than there is, {available}", Bytes(limit)),
             "give less: --memory 80%",
         ),
-        limit => findings.good("limit", format_args!("{} for each process", Bytes(limit))),
+        limit => findings.good("limit", format_args!("{} for all processes of a run", Bytes(limit))),
     }
 }
 

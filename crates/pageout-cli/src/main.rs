@@ -16,6 +16,7 @@ mod program;
 mod report;
 mod run;
 mod say;
+mod seats;
 mod serve;
 mod size;
 mod spec;

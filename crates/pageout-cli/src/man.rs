@@ -14,11 +14,14 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     (
         "WHAT IS LIMITED",
         &[
-            "Each process of the tree keeps at most the memory it is given resident; what does not fit of its anonymous \
-             memory goes to the swap devices and comes back when it is touched. Below 80 % of the limit a program runs as \
-             if pageout were not there.",
-            "What counts: all resident memory of the process as /proc/PID/status shows it (VmRSS), and the engine's own \
-             memory. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
+            "The program and all its descendants together keep at most the memory they are given resident; what does not fit \
+             of their anonymous memory goes to the swap devices and comes back when it is touched. Below 80 % of the limit \
+             they run as if pageout were not there.",
+            "While memory is short each process has a share, which follows where pages come back; who is idle gives to \
+             who needs it, down to a quarter of an equal share. A process of less than 16 MiB, or an eighth of the limit \
+             if that is less, is let alone.",
+            "What counts: all resident memory of a process as /proc/PID/status shows it (VmRSS), the engine's own included; \
+             of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
              go: files and libraries, shared memory, locked and executable memory, thread stacks, mappings of less than 16 KiB, pages that a device \
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
@@ -49,8 +52,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     (
         "PROCESSES",
         &[
-            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work; each process has \
-             the limit for itself. A fork while pages are out may be slow, or fail with ENOMEM; the child goes on under \
+            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork while pages are out may be slow, or fail with ENOMEM; the child goes on under \
              an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
@@ -82,8 +84,8 @@ const SECTIONS: [(&str, &[&str]); 10] = [
              (pswpin, pswpout, swpin_zero, thp_swpin, ...), and an array processes with the same names for each process \
              and its pid. Names that end in _bytes are bytes, others pages of 4 KiB or events. swpin, swpout and \
              swpout_fallback are arrays by order (4 KiB, 8 KiB, ... 2 MiB); fault_ns and device_ns are histograms \
-             whose bucket n counts times from 2^n to 2^(n+1) ns. resident_peak_bytes and limit_bytes of the totals are \
-             the largest of all processes. processes_unlisted counts processes that are only in the totals.",
+             whose bucket n counts times from 2^n to 2^(n+1) ns. resident_peak_bytes of the totals is \
+             the most of all processes together, without files, or of the largest, with them. processes_unlisted counts processes that are only in the totals.",
         ],
     ),
     (

@@ -58,7 +58,7 @@ pub struct RunOptions {
 /// from, so that a message can say that.
 #[derive(Debug, Default, Args)]
 pub struct SettingOptions {
-    /// Resident memory that each process may keep: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
+    /// Resident memory that the program and its descendants may keep together: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
     /// or max [default: 80%]
     #[arg(short, long, value_name = "SIZE")]
     pub memory: Option<String>,

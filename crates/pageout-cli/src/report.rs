@@ -16,8 +16,7 @@ use crate::sys;
 /// Processes that are listed one by one; what others did is in the totals.
 const LISTED: usize = 1024;
 
-/// Counters whose total is the largest of them, not the sum: the processes had their peaks at different times, and
-/// each has the limit for itself.
+/// Counters whose total is the largest of them, not the sum: the processes had their peaks at different times.
 const LARGEST: [&str; 3] = ["resident_peak_bytes", "limit_bytes", "active"];
 
 /// One process's counters, or the sum of many.
@@ -93,6 +92,12 @@ impl Report {
         } else {
             self.unlisted += 1;
         }
+    }
+
+    /// All processes together had so much resident at once.
+    pub fn set_peak(&mut self, bytes: u64) {
+        let peak = self.total.plain.iter_mut().find(|(name, _)| *name == "resident_peak_bytes");
+        peak.into_iter().for_each(|(_, value)| *value = bytes.max(*value));
     }
 
     /// Writes it, whole or not at all.

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
@@ -20,6 +21,7 @@ use crate::device::Device;
 use crate::directory;
 use crate::report::{Counters, Report};
 use crate::say;
+use crate::seats::Seats;
 use crate::size::Bytes;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
@@ -44,6 +46,7 @@ pub struct Server {
     aside: Vec<(i32, u64)>,
     devices: Vec<(Device, Trunks)>,
     settings: Settings,
+    seats: Seats,
     report: Report,
 }
 
@@ -80,6 +83,8 @@ struct Client {
     /// None if it had ended already when it said hello.
     pidfd: Option<PidFd>,
     stats: Mapping,
+    /// Its place among those that share the limit.
+    seat: Option<usize>,
     /// (device, trunk).
     lent: Vec<(usize, u64)>,
     /// The registration of its memory, from `Holding` on.
@@ -124,6 +129,7 @@ impl Server {
             aside: Vec::new(),
             devices: devices.collect(),
             report: Report::new(page.stats(), settings.limit_bytes),
+            seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
         })
     }
@@ -163,7 +169,7 @@ impl Server {
         let now = Instant::now();
         let judgement = self.leaving.iter().filter_map(|l| l.deadline).min();
         let judgement = judgement.map(|at| at.saturating_duration_since(now));
-        let timeout = timeout.into_iter().chain(judgement).min();
+        let timeout = timeout.into_iter().chain(judgement).chain([self.seats.due_in()]).min();
 
         let mut watched = vec![(others, libc::POLLIN)];
         let mut what = Vec::new();
@@ -200,6 +206,7 @@ impl Server {
             self.part_from(connection);
         }
         self.judge_leaving();
+        self.share_out();
         if accept {
             self.accept();
         }
@@ -277,11 +284,12 @@ impl Server {
                 if message.c != VERSION {
                     return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
                 }
-                let (client, page) = welcome(message, connection.peer)?;
-                let files =
-                    [page.as_fd()].into_iter().chain(self.devices.iter().map(|(d, _)| d.file.as_fd()));
+                let (client, page) = welcome(message, connection.peer, &mut self.seats)?;
+                let shared = [page.as_fd(), self.seats.file()];
+                let files = shared.into_iter().chain(self.devices.iter().map(|(d, _)| d.file.as_fd()));
                 let files: Vec<_> = files.collect();
-                sys::send(connection.socket.as_fd(), Message::welcome(&self.settings).as_bytes(), &files)?;
+                let answer = Message::welcome(client.seat, &self.settings);
+                sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 say::debug(format_args!("{} ({}): served", client.pid, client.name));
                 connection.client = Some(client);
             }
@@ -363,15 +371,27 @@ impl Server {
         }
     }
 
+    /// Divides the limit among those who are served.
+    fn share_out(&mut self) {
+        if !self.seats.due_in().is_zero() {
+            return;
+        }
+        let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
+        let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
+        self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
+    }
+
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, client: Client) {
         take_back(&mut self.devices, client.lent.iter().copied());
+        self.seats.leave(client.seat);
         self.report.keep(Counters::of(client.stats.stats(), client.pid));
         say::debug(format_args!("{} ({}): over", client.pid, client.name));
     }
 
     /// Keeps the counters of those that are still served: the run is over for us.
     pub fn close(&mut self) {
+        self.report.set_peak(self.seats.tree().peak());
         let clients = self.connections.drain(..).filter_map(|connection| connection.client);
         for client in clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)) {
             self.report.keep(Counters::of(client.stats.stats(), client.pid));
@@ -404,14 +424,15 @@ fn device_of(message: &Message, devices: usize) -> Result<usize> {
 }
 
 /// What is kept of a process that says hello, and the file of its counters.
-fn welcome(hello: &Message, peer: i32) -> Result<(Client, std::fs::File)> {
+fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std::fs::File)> {
     let said = i32::try_from(hello.a).unwrap_or(0);
     // A process whose number cannot be found out is watched by the one that speaks for it.
     let pid = tree::translate(said, peer).unwrap_or(peer);
     let (file, stats) = new_stats()?;
     let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
     let pidfd = PidFd::open(pid).ok();
-    Ok((Client { pid, name, pidfd, stats, lent: Vec::new(), held: None }, file))
+    let seat = seats.take();
+    Ok((Client { pid, name, pidfd, stats, seat, lent: Vec::new(), held: None }, file))
 }
 
 fn new_stats() -> io::Result<(std::fs::File, Mapping)> {

@@ -171,6 +171,13 @@ impl Mapping {
         Ok(Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), len })
     }
 
+    /// The tree at its start.
+    pub fn tree(&self) -> &pageout::tree::Tree {
+        assert!(self.len >= size_of::<pageout::tree::Tree>());
+        // SAFETY: as below.
+        unsafe { self.start.cast().as_ref() }
+    }
+
     /// The page of counters at its start.
     pub fn stats(&self) -> &pageout::stats::Stats {
         assert!(self.len >= size_of::<pageout::stats::Stats>());

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
+use pageout::tree::TREE_BYTES;
 use pageout::wire::{Kind, Message, Settings, ENV_RUN, NONE, TRUNK_SLOTS, VERSION};
 use pageout_uffd::fd::IntoRawFd;
 use pageout_uffd::{Features, RegisterMode, Uffd};
@@ -44,6 +45,8 @@ impl Keeper {
         let (message, fds) = keeper.hear().expect("a welcome");
         let mut files = fds.into_iter().map(File::from);
         let stats = sys::Mapping::of(&files.next().unwrap(), STATS_BYTES).unwrap();
+        let tree = sys::Mapping::of(&files.next().unwrap(), TREE_BYTES).unwrap();
+        assert_eq!(tree.tree().used(), (0, 0));
         (keeper, message.settings().unwrap(), stats, files.collect())
     }
 

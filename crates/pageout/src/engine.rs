@@ -33,7 +33,7 @@ pub enum Swapin {
 pub struct Config {
     /// Units that must stay.
     pub pins: Option<&'static crate::space::pins::Pins>,
-    /// Resident pages that the address space may have.
+    /// Resident pages that the address space may have, until [`Engine::set_limit`].
     pub limit_pages: i64,
     /// The largest order that a fault brings in.
     pub max_order: u8,
@@ -43,10 +43,6 @@ pub struct Config {
     pub huge: bool,
     /// 64 KiB of mapped zeros of the engine's own.
     pub zeros: usize,
-    /// Where to keep filled frames between: pages.
-    pub low_pages: usize,
-    /// See `low_pages`.
-    pub high_pages: usize,
 }
 
 /// The key of the checksums: random, so that no program can make two pages with the same sum.
@@ -104,6 +100,8 @@ pub struct Engine<K: Kernel> {
     pub stats: &'static Stats,
     /// Pages that may still be added before the limit; below 0, pages that must go.
     pub budget: AtomicI64,
+    /// Resident pages that the address space may have.
+    pub(crate) limit_pages: AtomicI64,
     /// Resident pages that the limit gives way to ([`Engine::give_way`]).
     pub(crate) floor_pages: AtomicI64,
     /// Evictors sleep on it; it rings when there is work.
@@ -155,6 +153,7 @@ impl<K: Kernel> Engine<K> {
             policy: Lock::new(policy, &POLICY_LOCKS),
             stats,
             budget: AtomicI64::new(0),
+            limit_pages: AtomicI64::new(config.limit_pages),
             floor_pages: AtomicI64::new(0),
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),

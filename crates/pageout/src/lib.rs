@@ -22,6 +22,7 @@ pub mod space;
 pub mod stats;
 pub mod swap;
 pub mod sync;
+pub mod tree;
 pub mod wire;
 
 #[cfg(all(feature = "std", not(any(loom, shuttle))))]

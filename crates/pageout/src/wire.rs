@@ -7,7 +7,8 @@
 //! ```text
 //! keeper                                   run
 //!   Hello {pid, keeper, VERSION}      ──►
-//!                                     ◄──  Welcome {Settings}  + [statistics memfd, device 0, device 1, ...]
+//!                                     ◄──  Welcome {seat | NONE, Settings}
+//!                                          + [statistics memfd, tree memfd, device 0, device 1, ...]
 //!   Lease {device}                    ──►                        (a trunk: 64 MiB of a device)
 //!                                     ◄──  Leased {device, trunk | NONE}
 //!   Return {device, trunk}            ──►
@@ -23,12 +24,12 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a trunk (64 MiB).
 pub const TRUNK_SLOTS: u64 = 16384;
-/// In `Leased`: no trunk is left.
+/// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
 
 /// What a message is.
@@ -37,7 +38,7 @@ pub const NONE: u64 = u64::MAX;
 pub enum Kind {
     /// `a` process, `b` its keeper (in the keeper's pid namespace), `c` [`VERSION`].
     Hello = 1,
-    /// Payload: [`Settings`].
+    /// `a` seat in the tree ([`crate::tree`]) or [`NONE`]; payload: [`Settings`].
     Welcome = 2,
     /// `a` device.
     Lease = 3,
@@ -96,12 +97,12 @@ impl Message {
     }
 
     /// The `Welcome` that carries `settings`.
-    pub fn welcome(settings: &Settings) -> Self {
+    pub fn welcome(seat: Option<usize>, settings: &Settings) -> Self {
         // SAFETY: Settings is plain integers without padding (see its size check).
         let bytes = unsafe {
             core::slice::from_raw_parts((settings as *const Settings).cast::<u8>(), size_of::<Settings>())
         };
-        Self::with_text(Kind::Welcome, 0, bytes)
+        Self::with_text(Kind::Welcome, seat.map_or(NONE, |seat| seat as u64), bytes)
     }
 
     /// The settings in a `Welcome`.
@@ -133,7 +134,7 @@ impl Message {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Resident memory that the process may keep, in bytes; `u64::MAX` = no limit.
+    /// Resident memory that all processes of the run may keep together, in bytes; `u64::MAX` = no limit.
     pub limit_bytes: u64,
     /// 0 auto, 1 always, 2 madvise, 3 never.
     pub swapin: u32,

@@ -117,8 +117,6 @@ fn engine() -> Option<&'static Engine<Linux>> {
         swapin: Swapin::Auto,
         huge: false,
         zeros: map(CHUNK * PAGE),
-        low_pages: 128,
-        high_pages: 256,
     };
     let device: Box<dyn Device> = Box::new(FileDevice::create_memory(64 << 20).unwrap());
     let settings = DeviceConfig { priority: 0, rotational: false, discard: false, slots: 0, first: 0 };

@@ -28,10 +28,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts to look at a process.
-    pub fn start(pid: u32) -> Result<Self, String> {
-        let path = format!("/proc/{pid}/statm");
-        let statm = File::open(&path).map_err(|e| format!("{path}: {e}"))?;
+    /// Starts to look at processes, whose memory is added up.
+    pub fn start(pids: &[u32]) -> Result<Self, String> {
+        let open = |pid: &u32| {
+            let path = format!("/proc/{pid}/statm");
+            File::open(&path).map_err(|e| format!("{path}: {e}"))
+        };
+        let statm = pids.iter().map(open).collect::<Result<Vec<File>, String>>()?;
         let stop = Arc::new(AtomicBool::new(false));
         let mine = stop.clone();
         let thread = std::thread::spawn(move || look(&statm, &mine));
@@ -45,7 +48,7 @@ impl Sampler {
     }
 }
 
-fn look(statm: &File, stop: &AtomicBool) -> Peak {
+fn look(statm: &[File], stop: &AtomicBool) -> Peak {
     // The program under test keeps all CPUs busy; who looks must come first where that is allowed.
     // SAFETY: numbers only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as libc::id_t, -15) };
@@ -54,8 +57,16 @@ fn look(statm: &File, stop: &AtomicBool) -> Peak {
     let mut next = last;
     let mut buffer = [0; 128];
     while !stop.load(Ordering::Relaxed) {
-        let Ok(n) = statm.read_at(&mut buffer, 0) else { break };
-        let Some(pages) = resident_pages(&buffer[..n]) else { break };
+        let mut look = |statm: &File| {
+            let n = statm.read_at(&mut buffer, 0).ok()?;
+            resident_pages(&buffer[..n])
+        };
+        // One that has ended has nothing any more.
+        let seen: Vec<usize> = statm.iter().filter_map(&mut look).collect();
+        if seen.is_empty() {
+            break;
+        }
+        let pages: usize = seen.iter().sum();
         peak.bytes = peak.bytes.max(pages * PAGE);
         peak.samples += 1;
         peak.longest_gap = peak.longest_gap.max(last.elapsed());

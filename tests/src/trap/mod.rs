@@ -18,6 +18,7 @@ mod signals;
 pub(crate) mod span;
 mod sys;
 mod threads;
+mod tree;
 mod uffd;
 mod uring;
 
@@ -156,6 +157,7 @@ pub const ALL: &[&[Trap]] = &[
     procs::TRAPS,
     rights::TRAPS,
     limit::TRAPS,
+    tree::TRAPS,
 ];
 
 /// The trap of this name.

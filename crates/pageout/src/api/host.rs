@@ -177,7 +177,6 @@ impl Host {
         }
         linux.set_probe(probe.start());
 
-        let high = (limit_pages / 32).clamp(256, 4096);
         let config = Config {
             pins: None,
             limit_pages: limit_pages as i64,
@@ -185,8 +184,6 @@ impl Host {
             swapin: plan.swapin,
             huge: plan.max_order >= 9 && huge_pages_allowed(),
             zeros: zeros.start(),
-            low_pages: high / 2,
-            high_pages: high,
         };
         let trunks = Box::new(Trunks::of(&devices));
         let cpus = thread::available_parallelism().map_or(1, |n| n.get());

@@ -340,7 +340,7 @@ impl<K: Kernel> Engine<K> {
             let block = block.lock();
             out += (0..BLOCK_PAGES).filter(|at| block.word(*at).tag() == Tag::Swapped).count() as i64;
         }
-        if resident + out > self.config.limit_pages {
+        if resident + out > self.limit() {
             return false;
         }
         for (block_start, _) in self.space.blocks(0, crate::space::TOP) {
@@ -402,7 +402,7 @@ impl<K: Kernel> Engine<K> {
         }
         let came = |at: &usize| unit.words[*at].tag() == Tag::Resident;
         let used = (0..UNIT_PAGES).filter(came).fold(0, |map, at| map | 1 << at);
-        let resident = (self.config.limit_pages - self.budget.load(Relaxed)).max(0) as u64;
+        let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
         self.orders.lock().learn(used, self.request_ns.load(Relaxed), resident, self.place.swapped());
     }
 

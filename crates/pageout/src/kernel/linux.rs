@@ -87,6 +87,19 @@ struct PageRegion {
     categories: u64,
 }
 
+/// A line of /proc/self/statm, in pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statm {
+    /// Addresses that are mapped.
+    pub size: usize,
+    /// In memory.
+    pub resident: usize,
+    /// Of these, files and memory shared on purpose.
+    pub shared: usize,
+    /// Mapped private and writable.
+    pub data: usize,
+}
+
 /// Runs that one PAGEMAP_SCAN returns at most.
 const SCAN_RUNS: usize = 64;
 
@@ -148,12 +161,12 @@ impl Linux {
         self.uffd.as_fd()
     }
 
-    /// Size, resident and data pages of the address space.
-    pub fn statm(&self) -> (usize, usize, usize) {
+    /// What the kernel says of the address space.
+    pub fn statm(&self) -> Statm {
         let mut line = [0u8; 128];
         let n = pread(&self.statm, &mut line, 0).unwrap_or(0);
-        let line = &line[..n];
-        (pages_of(line, 0), pages_of(line, 1), pages_of(line, 5))
+        let field = |number| pages_of(&line[..n], number);
+        Statm { size: field(0), resident: field(1), shared: field(2), data: field(5) }
     }
 }
 
@@ -380,7 +393,7 @@ impl Kernel for Linux {
     }
 
     fn resident_pages(&self) -> usize {
-        self.statm().1
+        self.statm().resident
     }
 
     fn now(&self) -> u64 {

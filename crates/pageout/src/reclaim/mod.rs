@@ -4,7 +4,7 @@
 //! filled frame leaves the sum as it is; an eviction fills a frame and leaves it as it is too. So:
 //!
 //! - `budget` > 0: there is room below the limit, and faults take new memory from the kernel;
-//! - `budget` about 0: faults take filled frames; evictors keep `low_pages..high_pages` of them ready;
+//! - `budget` about 0: faults take filled frames; evictors keep some of them ready;
 //! - `budget` < 0: evictors give filled frames back to the kernel until it is 0 again.
 //!
 //! The budget is corrected by looking at the kernel's own count ([`Engine::measure`]).
@@ -44,13 +44,33 @@ impl<K: Kernel> Engine<K> {
 
     /// The same for who has just read the kernel's count.
     pub fn measured(&self, resident: usize) {
-        let limit = self.config.limit_pages.max(self.floor_pages.load(Relaxed));
+        let limit = self.limit().max(self.floor_pages.load(Relaxed));
         let budget = limit - resident as i64;
         self.budget.store(budget, Relaxed);
         let bytes = (resident * PAGE) as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
         Stats::set(&self.stats.swapped_pages, self.place.swapped());
+    }
+
+    /// Another limit, in pages, from the next look on.
+    pub fn set_limit(&self, pages: usize) {
+        self.limit_pages.store(pages as i64, Relaxed);
+    }
+
+    /// Resident pages that the process may have, its frames included.
+    pub(crate) fn limit(&self) -> i64 {
+        self.limit_pages.load(Relaxed)
+    }
+
+    /// Nothing more can come in unless something leaves.
+    pub fn is_full(&self) -> bool {
+        self.budget.load(Relaxed) < self.high_pages() as i64
+    }
+
+    /// Evictors stop at so many filled frames; they begin at half of it.
+    pub(crate) fn high_pages(&self) -> usize {
+        (self.limit() as usize / 32).clamp(64, 4096)
     }
 
     /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
@@ -80,7 +100,7 @@ impl<K: Kernel> Engine<K> {
     /// Is there work for an evictor?
     pub fn pressed(&self) -> bool {
         let budget = self.budget.load(Relaxed);
-        !self.is_helped(budget) && (budget < 0 || self.room() < self.config.low_pages as i64)
+        !self.is_helped(budget) && (budget < 0 || self.room() < self.high_pages() as i64 / 2)
     }
 
     /// A server makes room itself, and is not disturbed for the error of the kernel's own count.
@@ -110,13 +130,13 @@ impl<K: Kernel> Engine<K> {
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
         let helped = self.is_helped(budget) && !due;
-        if helped || budget >= 0 && budget as usize + ready >= self.config.high_pages {
+        if helped || budget >= 0 && budget as usize + ready >= self.high_pages() {
             return if self.convert(budget) { Round::Worked } else { Round::Idle };
         }
         if self.kernel.now() < self.stuck_until.load(Relaxed) {
             return Round::Stuck;
         }
-        if budget < 0 && ready > self.config.high_pages && self.drop_ready((-budget) as usize) > 0 {
+        if budget < 0 && ready > self.high_pages() && self.drop_ready((-budget) as usize) > 0 {
             return Round::Worked;
         }
         let evicted = self.evict(out, MOST);
@@ -154,7 +174,7 @@ impl<K: Kernel> Engine<K> {
             };
         }
         let small = self.frames.ready_pages() + budget.max(0) as usize;
-        small < self.config.low_pages / 2 && self.drop_huge(1) > 0
+        small < self.high_pages() / 4 && self.drop_huge(1) > 0
     }
 
     /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.

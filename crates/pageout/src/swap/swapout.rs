@@ -602,7 +602,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Gives whole chunks back to the kernel, as long as the process is far over its limit.
     fn drop_filled(&self, out: &mut Outgoing) {
-        while self.budget.load(Relaxed) < -(self.config.high_pages as i64) {
+        while self.budget.load(Relaxed) < -(self.high_pages() as i64) {
             let Some(chunk) = out.chunks.pop() else { break };
             self.drop_chunk(chunk);
         }

@@ -180,8 +180,6 @@ impl World {
             swapin: plan.swapin,
             huge: plan.huge > 0,
             zeros: kernel.zeros(),
-            low_pages: 32,
-            high_pages: 64,
         };
         let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
         let device = Arc::new(FaultyDevice::memory(plan.slots * PAGE as u64, seed).unwrap());

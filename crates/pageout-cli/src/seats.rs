@@ -1,0 +1,101 @@
+//! Who has which seat among the processes that share the limit, and what each may count on. See `pageout::tree`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use pageout::tree::{divide, Tree, SEATS, TREE_BYTES};
+
+use crate::sys::{self, Mapping};
+
+/// Between two divisions of the limit, while it is scarce; while it is not; while there is nobody to share it with.
+const OFTEN: Duration = Duration::from_millis(30);
+const SELDOM: Duration = Duration::from_millis(100);
+const ALONE: Duration = Duration::from_millis(500);
+
+/// The seats of a run.
+#[derive(Debug)]
+pub struct Seats {
+    file: File,
+    mapping: Mapping,
+    limit: u64,
+    taken: Vec<bool>,
+    /// By seat: pages that had come back at the last division.
+    came_back: Vec<u64>,
+    next: Instant,
+}
+
+impl Seats {
+    /// All free.
+    pub fn new(limit: u64) -> io::Result<Self> {
+        let file = sys::memfd(c"pageout-tree", TREE_BYTES as u64, true)?;
+        let mapping = Mapping::of(&file, TREE_BYTES)?;
+        Ok(Self {
+            file,
+            mapping,
+            limit,
+            taken: Vec::new(),
+            came_back: Vec::new(),
+            next: Instant::now() + ALONE,
+        })
+    }
+
+    /// What processes map.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// What they say.
+    pub fn tree(&self) -> &Tree {
+        self.mapping.tree()
+    }
+
+    /// The first free seat.
+    pub fn take(&mut self) -> Option<usize> {
+        let seat = self.taken.iter().position(|taken| !taken).unwrap_or(self.taken.len());
+        if seat == SEATS {
+            return None;
+        }
+        if seat == self.taken.len() {
+            self.taken.push(true);
+            self.came_back.push(0);
+        }
+        self.taken[seat] = true;
+        self.came_back[seat] = 0;
+        Some(seat)
+    }
+
+    /// Its process has gone.
+    pub fn leave(&mut self, seat: Option<usize>) {
+        let Some(seat) = seat else { return };
+        self.tree().seat(seat).clear();
+        self.taken[seat] = false;
+    }
+
+    /// Until the next division.
+    pub fn due_in(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Divides the limit by what came back since the last time. `processes`: seat, and pages that have come back.
+    pub fn divide(&mut self, processes: impl Iterator<Item = (usize, u64)>) {
+        let (mut seats, mut parts) = (Vec::new(), Vec::new());
+        for (seat, came_back) in processes {
+            let before = std::mem::replace(&mut self.came_back[seat], came_back);
+            let told = self.tree().seat(seat);
+            seats.push(seat);
+            parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
+        }
+        divide(self.limit, &mut parts);
+        for (seat, (_, share, _)) in seats.iter().zip(&parts) {
+            self.tree().seat(*seat).set_share(*share);
+        }
+        self.next = Instant::now()
+            + match seats.len() {
+                0 | 1 => ALONE,
+                _ if self.tree().used().0 < self.limit / 2 => SELDOM,
+                _ => OFTEN,
+            };
+    }
+}

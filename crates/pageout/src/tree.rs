@@ -1,0 +1,278 @@
+//! One limit for all processes of a run: what each of them uses, in memory that all of them share.
+//!
+//! A process has a *seat*. Its keeper writes there what the process uses, at each look, and what it lacks; `run`
+//! writes its *share*, what it may count on when memory is short. Nobody asks anybody: what a process may have now
+//! follows from the seats ([`Tree::allowance`]).
+//!
+//! ```text
+//! free      = limit − what the others use
+//! allowance = free, but who uses more than its share leaves room for what those lack that use less,
+//!             in proportion to the excess; and nobody must fall below its share for others' sake
+//! ```
+//! So a process alone has all of the limit, one that needs nothing gives all, and the sum stays within the limit,
+//! but for what is touched between two looks. All counts are relaxed: each is a fact of its own, a look that mixes
+//! old and new ones is as good as one a little earlier.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Processes that have a seat. Those beyond share the limit with nobody, and nobody with them.
+pub const SEATS: usize = 2048;
+/// The bytes of a tree in shared memory.
+pub const TREE_BYTES: usize = (size_of::<Tree>()).next_multiple_of(4096);
+/// What no process goes below, and none that uses less is paged: bytes, of a limit of `limit`.
+pub fn smallest(limit: u64) -> u64 {
+    (limit / 8).min(16 << 20)
+}
+
+/// One process. All values are bytes.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Seat {
+    /// Its own memory: without files, and of what it shares with others since a fork only its part.
+    used: AtomicU64,
+    /// The same, all that it shares included.
+    resident: AtomicU64,
+    /// What it would take up to its share, if it is short of memory.
+    lacks: AtomicU64,
+    share: AtomicU64,
+}
+
+impl Seat {
+    /// What the process uses; see the fields.
+    pub fn tell(&self, used: u64, resident: u64, short: bool) {
+        self.used.store(used, Relaxed);
+        self.resident.store(resident, Relaxed);
+        let lacks = if short { self.share().saturating_sub(used) } else { 0 };
+        self.lacks.store(lacks, Relaxed);
+    }
+
+    /// What it said last.
+    pub fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// What it may count on.
+    pub fn share(&self) -> u64 {
+        self.share.load(Relaxed)
+    }
+
+    /// Says what it may count on. The shares of all seats are at most the limit.
+    pub fn set_share(&self, bytes: u64) {
+        self.share.store(bytes, Relaxed);
+    }
+
+    /// Nobody's any more.
+    pub fn clear(&self) {
+        self.tell(0, 0, false);
+        self.set_share(0);
+    }
+}
+
+/// All of them.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Tree {
+    /// Seats that were ever taken: the first so many.
+    taken: AtomicU32,
+    _room: u32,
+    /// Most that all have used together at a look.
+    peak: AtomicU64,
+    seats: [Seat; SEATS],
+}
+
+impl Tree {
+    /// A seat, by its number; from then on it counts.
+    pub fn seat(&self, number: usize) -> &Seat {
+        self.taken.fetch_max(number as u32 + 1, Relaxed);
+        &self.seats[number]
+    }
+
+    fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.seats[..(self.taken.load(Relaxed) as usize).min(SEATS)].iter()
+    }
+
+    /// What all use together, and the same with all that they share counted for each.
+    pub fn used(&self) -> (u64, u64) {
+        let sum = self.seats().fold((0, 0), |(used, resident), seat| {
+            (used + seat.used(), resident + seat.resident.load(Relaxed))
+        });
+        self.peak.fetch_max(sum.0, Relaxed);
+        sum
+    }
+
+    /// The most that [`Tree::used`] has seen.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+
+    /// What the process of `seat` may use of `limit` now.
+    pub fn allowance(&self, seat: &Seat, limit: u64) -> u64 {
+        let (mut others, mut lacks, mut excess) = (0u64, 0u64, 0u64);
+        for other in self.seats() {
+            let used = other.used();
+            excess += used.saturating_sub(other.share());
+            if !core::ptr::eq(other, seat) {
+                others += used;
+                lacks += other.lacks.load(Relaxed);
+            }
+        }
+        let (used, share) = (seat.used(), seat.share());
+        let free = limit.saturating_sub(others);
+        let over = used.saturating_sub(share);
+        let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
+        free.saturating_sub(leave).max(used.min(share)).max(smallest(limit))
+    }
+}
+
+/// New shares of `limit` for processes with (use, share so far, pages that came back since the last time). Those that
+/// need more than they have are those whose pages come back; a third of the way is gone each time, and nobody falls
+/// below a quarter of an equal share.
+pub fn divide(limit: u64, processes: &mut [(u64, u64, u64)]) {
+    let least = smallest(limit);
+    let small: u64 = processes.iter().map(|(used, _, _)| *used).filter(|used| *used < least).sum();
+    let large = |process: &&mut (u64, u64, u64)| process.0 >= least;
+    let count = processes.iter_mut().filter(large).count() as u64;
+    processes.iter_mut().filter(|process| process.0 < least).for_each(|process| process.1 = 0);
+    if count == 0 {
+        return;
+    }
+    let whole = limit.saturating_sub(small);
+    let equal = whole / count;
+    // Who is new begins with an equal share.
+    processes.iter_mut().filter(large).filter(|p| p.1 == 0).for_each(|process| process.1 = equal);
+    let came_back: u64 = processes.iter_mut().filter(large).map(|process| process.2).sum();
+    let floor = equal / 4;
+    let spare = whole - floor * count;
+    let shares: u64 = processes.iter_mut().filter(large).map(|process| process.1).sum();
+    for (_, share, refaults) in processes.iter_mut().filter(large).map(|p| (p.0, &mut p.1, p.2)) {
+        let kept = scale(*share, whole, shares);
+        *share = if came_back == 0 {
+            kept
+        } else {
+            let due = floor + scale(refaults, spare, came_back);
+            (2 * kept + due) / 3
+        };
+    }
+}
+
+/// `part` × `to` / `of`.
+fn scale(part: u64, to: u64, of: u64) -> u64 {
+    (part as u128 * to as u128 / of.max(1) as u128) as u64
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    fn tree_of(seats: &[(u64, u64, bool)]) -> Box<Tree> {
+        // SAFETY: zeros are a valid tree.
+        let tree: Box<Tree> = unsafe { Box::new_zeroed().assume_init() };
+        for (number, (used, share, short)) in seats.iter().enumerate() {
+            let seat = tree.seat(number);
+            seat.set_share(share * MIB);
+            seat.tell(used * MIB, used * MIB, *short);
+        }
+        tree
+    }
+
+    fn allowances(tree: &Tree, n: usize, limit: u64) -> Vec<u64> {
+        (0..n).map(|number| tree.allowance(tree.seat(number), limit * MIB) / MIB).collect()
+    }
+
+    #[test]
+    fn who_is_alone_has_all_and_who_needs_nothing_gives_all() {
+        let tree = tree_of(&[(100, 0, false)]);
+        assert_eq!(allowances(&tree, 1, 512), [512]);
+        let tree = tree_of(&[(412, 256, true), (100, 256, false)]);
+        assert_eq!(allowances(&tree, 2, 512), [412, 100]);
+    }
+
+    #[test]
+    fn who_lacks_gets_its_share_from_those_above_theirs() {
+        // The first gives what the second lacks, and not more; the second grows as the first shrinks.
+        let tree = tree_of(&[(412, 256, false), (100, 256, true)]);
+        assert_eq!(allowances(&tree, 2, 512), [256, 100]);
+        tree.seat(0).tell(300 * MIB, 300 * MIB, false);
+        assert_eq!(allowances(&tree, 2, 512), [256, 212]);
+        // Two above their shares give in proportion to what they have too much.
+        let tree = tree_of(&[(220, 100, false), (160, 100, false), (132, 312, true)]);
+        assert_eq!(allowances(&tree, 3, 512), [100, 100, 132]);
+        let tree = tree_of(&[(200, 100, false), (150, 100, false), (162, 192, true)]);
+        assert_eq!(allowances(&tree, 3, 512), [180, 140, 162]);
+    }
+
+    #[test]
+    fn a_small_process_is_never_squeezed() {
+        let tree = tree_of(&[(508, 500, false), (4, 0, false)]);
+        assert_eq!(allowances(&tree, 2, 512), [508, 16]);
+    }
+
+    #[test]
+    fn shares_follow_what_comes_back() {
+        let mut processes = [(300 * MIB, 0, 0), (200 * MIB, 0, 0), (3 * MIB, 0, 9)];
+        divide(512 * MIB, &mut processes);
+        assert_eq!(processes.map(|p| p.1 / MIB), [254, 254, 0]);
+        for _ in 0..20 {
+            processes[0].2 = 900;
+            processes[1].2 = 100;
+            divide(512 * MIB, &mut processes);
+        }
+        assert!(processes[0].1 > 2 * processes[1].1, "{processes:?}");
+        assert!(processes[1].1 >= 509 * MIB / 8, "{processes:?}");
+        // Nothing comes back: they stay.
+        let before = processes.map(|p| p.1);
+        (processes[0].2, processes[1].2) = (0, 0);
+        divide(512 * MIB, &mut processes);
+        assert!(processes.iter().zip(before).all(|(p, before)| p.1.abs_diff(before) <= 2));
+    }
+
+    proptest! {
+        /// The shares of all are never more than the limit, however often they are divided, and nobody starves.
+        #[test]
+        fn shares_stay_within_the_limit(
+            limit in 64u64..4096,
+            rounds in prop::collection::vec(prop::collection::vec((0u64..4096, 0u64..100_000), 1..12), 1..6),
+        ) {
+            let mut shares: Vec<u64> = Vec::new();
+            for round in rounds {
+                shares.resize(round.len(), 0);
+                let joined = round.iter().zip(&shares).map(|((used, back), share)| (used * MIB, *share, *back));
+                let mut processes: Vec<_> = joined.collect();
+                divide(limit * MIB, &mut processes);
+                shares = processes.iter().map(|p| p.1).collect();
+                prop_assert!(shares.iter().sum::<u64>() <= limit * MIB);
+                let least = smallest(limit * MIB);
+                let large = processes.iter().filter(|p| p.0 >= least).count() as u64;
+                let small: u64 = processes.iter().map(|p| p.0).filter(|used| *used < least).sum();
+                for process in processes.iter().filter(|p| p.0 >= least) {
+                    prop_assert!(process.1 + 8 >= (limit * MIB).saturating_sub(small) / large / 8);
+                }
+            }
+        }
+
+        /// If each takes no more than its allowance, one after the other, the sum stays within the limit, and what
+        /// was over it comes down to it.
+        #[test]
+        fn allowances_keep_the_limit(
+            seats in prop::collection::vec((16u64..2000, any::<bool>()), 1..10),
+            order in prop::collection::vec((0usize..10, any::<bool>()), 50..100),
+        ) {
+            let limit = 2048 * MIB;
+            let share = limit / MIB / seats.len() as u64;
+            let n = seats.len();
+            let tree = tree_of(&seats.iter().map(|(used, short)| (*used, share, *short)).collect::<Vec<_>>());
+            for (number, short) in order.into_iter().chain((0..2 * n).map(|number| (number, true))) {
+                let seat = tree.seat(number % n);
+                let (before, allowed) = (tree.used().0, tree.allowance(seat, limit));
+                seat.tell(allowed, allowed, short);
+                prop_assert!(tree.used().0 <= before.max(limit));
+            }
+            prop_assert!(tree.used().0 <= limit, "{} of {}", tree.used().0 / MIB, limit / MIB);
+        }
+    }
+}
