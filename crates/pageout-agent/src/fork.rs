@@ -1,15 +1,15 @@
 //! `fork` while pages are out.
 //!
-//! The child's areas lose their registration, so whatever is out would read as zeros there. Until process
-//! trees share their slots, everything comes home before the clone, and nothing leaves until it is done; when
-//! that does not fit the limit, `fork` fails with ENOMEM. The child has all of its memory then, and its
-//! own keeper.
+//! The child's areas lose their registration, so whatever is out would read as zeros there. Nothing leaves until the
+//! clone is done. If little is out it comes home first. Else the child inherits the names of the slots ([`heir`]), and
+//! has its engine before it runs one instruction of the program or of libc ([`crate::dispatch`]). Where that cannot be,
+//! all comes home; when that does not fit the limit, `fork` fails with ENOMEM.
 //!
 //! A thread that finds no engine announces its fork all the same: an engine that begins meanwhile lets nothing
 //! leave before that fork is through.
 
 use crate::keeper::{self, Keeper};
-use crate::{memory, sys};
+use crate::{dispatch, heir, memory, sys};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use rustix::thread::futex;
@@ -21,6 +21,24 @@ const GRANTED: u32 = 2;
 const REFUSED: u32 = 3;
 /// Somebody asks for [`settle`].
 const SETTLE: u32 = 4;
+/// Yes, but pages are out. Then he asks for all to come home, or, right before the clone, for the bequest.
+const GRANTED_OUT: u32 = 5;
+const HOME: u32 = 6;
+const BEQUEATH: u32 = 7;
+const BEQUEATHED: u32 = 8;
+/// He has a child, or has none.
+const CLONED: u32 = 9;
+const CHILDLESS: u32 = 10;
+/// So many pages come home rather than be inherited.
+const FEW: usize = 256;
+
+/// What a fork's child waits for: nothing; that its keeper has taken over what it inherits; that has come true, or
+/// cannot.
+const NONE: u32 = 0;
+const WAITING: u32 = 1;
+const READY: u32 = 2;
+const LOST: u32 = 3;
+static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
 static GATE: AtomicU32 = AtomicU32::new(FREE);
 /// Threads that ask take turns.
@@ -46,13 +64,76 @@ pub fn prepare_process(path: keeper::Path) {
     // SAFETY: runs before main; glibc keeps the function.
     unsafe {
         PATH = Some(path);
-        __register_atfork(None, None, Some(child), core::ptr::null());
+        __register_atfork(Some(prepare), None, Some(child), core::ptr::null());
     }
+}
+
+/// The last thing before libc takes its locks and clones: registered first, it runs last.
+extern "C" fn prepare() {
+    dispatch::block();
 }
 
 /// In the child, before it goes on: a process with all its memory and no engine. Calls nothing of libc, so
 /// that it may run after a bare system call too.
 pub extern "C" fn child() {
+    // All was done at the clone.
+    if HEIR.swap(NONE, Ordering::Relaxed) != READY {
+        begin();
+    }
+}
+
+/// In the child of a clone after [`bequeath`]: comes back when what was out can be read.
+pub fn child_inherits() {
+    HEIR.store(WAITING, Ordering::SeqCst);
+    if !begin() {
+        HEIR.store(LOST, Ordering::SeqCst);
+    }
+    let mut patience = 600;
+    loop {
+        match HEIR.load(Ordering::SeqCst) {
+            READY => break,
+            WAITING if patience > 0 && keeper::is_there() => {
+                let tenth = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+                let _ = futex::wait(&HEIR, futex::Flags::PRIVATE, WAITING, Some(&tenth));
+                patience -= 1;
+            }
+            // It must not go on with zeros.
+            _ => sys::kill_self(),
+        }
+    }
+    HEIR.store(NONE, Ordering::Relaxed);
+}
+
+/// The same where libc calls [`child`] later on.
+pub fn child_in_dispatch() {
+    child_inherits();
+    HEIR.store(READY, Ordering::Relaxed);
+}
+
+/// Does the program wait for its keeper to inherit?
+pub fn is_heir() -> bool {
+    HEIR.load(Ordering::SeqCst) == WAITING
+}
+
+/// The keeper has taken over everything.
+pub fn inherited() {
+    tell_heir(READY);
+}
+
+/// The keeper cannot; whoever waits for it must not go on.
+pub fn lost() {
+    if is_heir() {
+        tell_heir(LOST);
+    }
+}
+
+fn tell_heir(what: u32) {
+    HEIR.store(what, Ordering::SeqCst);
+    let _ = futex::wake(&HEIR, futex::Flags::PRIVATE, 1);
+}
+
+/// Starts the child's keeper; false: there is none.
+fn begin() -> bool {
     memory::reset();
     keeper::forget();
     GATE.store(FREE, Ordering::Relaxed);
@@ -60,9 +141,7 @@ pub extern "C" fn child() {
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
     // SAFETY: written before main.
-    if let Some(path) = unsafe { PATH } {
-        keeper::start(path);
-    }
+    unsafe { PATH }.is_some_and(keeper::start)
 }
 
 /// Has the process forked, or is it the child of a fork? Then it may share pages.
@@ -80,9 +159,21 @@ pub fn is_child() -> bool {
 pub struct Turn {
     mask: u64,
     asked: bool,
+    out: bool,
 }
 
 impl Turn {
+    /// Are pages out? Then [`bequeath`] comes right before the clone, or [`Turn::bring_home`].
+    pub fn is_out(&self) -> bool {
+        self.out
+    }
+
+    /// Brings everything home; false if it does not fit.
+    pub fn bring_home(&mut self) -> bool {
+        self.out = self.out && ask(HOME) != GRANTED;
+        !self.out
+    }
+
     /// In the parent, whether it forked or not.
     pub fn end(self) {
         if self.asked {
@@ -100,25 +191,37 @@ impl Turn {
     }
 }
 
-/// Before a fork of the calling process, or of one that shares its memory. `None`: it cannot be had
-/// now (ENOMEM).
-pub fn before() -> Option<Turn> {
+/// Before a fork of the calling process, or of one that shares its memory.
+pub fn before() -> Turn {
     let mask = sys::block_signals_from_elsewhere();
     SHARES.store(true, Ordering::Relaxed);
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, asked: false });
+        return Turn { mask, asked: false, out: false };
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     UNASKED.fetch_sub(1, Ordering::SeqCst);
     take_turn();
-    let turn = Turn { mask, asked: true };
-    if ask(ASKED) == GRANTED {
-        return Some(turn);
+    let out = ask(ASKED) == GRANTED_OUT;
+    Turn { mask, asked: true, out }
+}
+
+/// Writes down what is out, for the child. From here to [`cloned`] nobody gets a page; the stack is touched before, as
+/// far as it is needed until then. False: no memory.
+pub fn bequeath() -> bool {
+    let mut stack = [0u8; 16 << 10];
+    for page in stack.chunks_mut(4096) {
+        // SAFETY: our own.
+        unsafe { page.as_mut_ptr().write_volatile(1) };
     }
-    turn.end();
-    None
+    core::hint::black_box(&stack);
+    ask(BEQUEATH) == BEQUEATHED
+}
+
+/// In the parent after the clone: there is a child, or there is none.
+pub fn cloned(is_child: bool) {
+    ask(if is_child { CLONED } else { CHILDLESS });
 }
 
 /// Returns when every eviction that was decided before the call is done: none that comes later takes a unit that
@@ -166,7 +269,8 @@ fn answer(state: u32) {
 /// The keeper's thread that lets forks through, and pages leave when there is none.
 pub extern "C" fn attend(keeper: usize) -> ! {
     // SAFETY: the keeper lives as long as its process.
-    let Keeper { engine, .. } = unsafe { &*(keeper as *const Keeper) };
+    let keeper = unsafe { &*(keeper as *const Keeper) };
+    let engine = &keeper.engine;
     let mut server = alloc::boxed::Box::new(Server::new());
     // Forks that found no engine: new ones find it.
     while UNASKED.load(Ordering::SeqCst) != 0 {
@@ -178,9 +282,29 @@ pub extern "C" fn attend(keeper: usize) -> ! {
         match GATE.load(Ordering::Acquire) {
             ASKED => {
                 engine.stand_still(true);
-                let granted = engine.bring_home(&mut server);
-                answer(if granted { GRANTED } else { REFUSED });
+                let home = engine.out_pages() <= FEW && engine.bring_home(&mut server);
+                answer(if home { GRANTED } else { GRANTED_OUT });
             }
+            HOME => {
+                let home = engine.bring_home(&mut server);
+                answer(if home { GRANTED } else { REFUSED });
+            }
+            BEQUEATH => match heir::bequeath(engine) {
+                Some((still, file)) => {
+                    let token = keeper.lend(&file);
+                    heir::TOKEN.store(token, Ordering::SeqCst);
+                    answer(BEQUEATHED);
+                    let mut state = BEQUEATHED;
+                    while state == BEQUEATHED {
+                        let _ = futex::wait(&GATE, futex::Flags::PRIVATE, state, None);
+                        state = GATE.load(Ordering::Acquire);
+                    }
+                    drop(still);
+                    keeper.lent(token, file, state == CLONED);
+                    answer(GRANTED);
+                }
+                None => answer(REFUSED),
+            },
             SETTLE => {
                 engine.settled();
                 answer(FREE);

@@ -8,7 +8,7 @@
 
 use crate::link::{self, Link};
 use crate::part::Part;
-use crate::{exit, memory, sys, task};
+use crate::{exit, fork, heir, memory, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -24,12 +24,14 @@ use pageout::space::{BLOCK, PAGE};
 use pageout::stats::{Stats, STATS_BYTES};
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::Place;
+use pageout::sync::{Lock, LockClass};
 use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use rustix::thread::futex;
 
 /// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
 const FASTEST: u64 = 20;
@@ -80,6 +82,11 @@ impl Path {
 static ENGINE: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
 /// The process that the keeper keeps; another one's wrappers (vfork) leave everything alone.
 static PROGRAM: AtomicU32 = AtomicU32::new(0);
+/// The keeper; 0 before it runs.
+static KEEPER: AtomicU32 = AtomicU32::new(0);
+/// 1 when the keeper watches, or never will. The program waits for it: one that is over in 50 ms would else run
+/// without a limit on a busy machine.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
 /// What the messenger passes on.
 static mut PATH: Path = Path { bytes: [0; 108], len: 0 };
 
@@ -88,7 +95,43 @@ pub struct Keeper {
     /// The engine.
     pub engine: Engine<Linux>,
     link: &'static Link,
+    /// What children of forks read from.
+    bequests: Lock<Vec<heir::File>>,
 }
+
+impl Keeper {
+    /// Has `run` keep a bequest for the child; the number that the child asks with.
+    pub fn lend(&self, file: &heir::File) -> u64 {
+        let mut token = [0u8; 8];
+        let _ = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
+        let token = u64::from_ne_bytes(token);
+        self.link.tell(&Message::new(Kind::Bequest, token, 0, 0), Some(file.fd()));
+        token
+    }
+
+    /// The clone is through; with a child the bequest is kept until all who inherit it have gone.
+    pub fn lent(&self, token: u64, file: heir::File, is_child: bool) {
+        if is_child {
+            self.bequests.lock().push(file);
+        } else {
+            self.link.tell(&Message::new(Kind::Cancel, token, 0, 0), None);
+            file.give_up(&self.engine);
+        }
+    }
+
+    /// Gives up what nobody reads any more.
+    fn settle_bequests(&self) {
+        loop {
+            let mut bequests = self.bequests.lock();
+            let Some(index) = bequests.iter().position(heir::File::is_released) else { return };
+            let file = bequests.swap_remove(index);
+            drop(bequests);
+            file.give_up(&self.engine);
+        }
+    }
+}
+
+static BEQUEST_LOCKS: LockClass = LockClass::new();
 
 /// The engine of this address space, if it works. Not the parent's, in the child of a fork.
 pub fn active() -> Option<&'static Keeper> {
@@ -101,28 +144,50 @@ pub fn program() -> u32 {
     PROGRAM.load(Ordering::Relaxed)
 }
 
+/// Has the keeper not ended?
+pub fn is_there() -> bool {
+    let keeper = KEEPER.load(Ordering::SeqCst);
+    Pid::from_raw(keeper as i32).is_none_or(|keeper| rustix::process::test_kill_process(keeper).is_ok())
+}
+
 /// In a fork's child: the engine was the parent's.
 pub fn forget() {
+    KEEPER.store(0, Ordering::SeqCst);
+    BEGUN.store(0, Ordering::SeqCst);
     ENGINE.store(core::ptr::null_mut(), Ordering::SeqCst);
 }
 
-/// Starts the keeper of the calling process. Without one the program runs unlimited, and `run` says so.
-pub fn start(path: Path) {
+/// Starts the keeper of the calling process; false: there is none. Without one the program runs unlimited, and `run`
+/// says so.
+pub fn start(path: Path) -> bool {
     // SAFETY: nobody else is here yet, in a new program as in a fork's child.
     unsafe { PATH = path };
     if memory::reserve().is_err() {
-        return;
+        return false;
     }
     PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     let mask = sys::block_signals();
     // SAFETY: the messenger never returns; its stack is its own.
     let messenger = unsafe { task::start(task::Kind::Messenger, messenger, 0) };
+    let mut status = -1i32;
     if let Ok(id) = messenger {
         const WCLONE: usize = 0x8000_0000;
-        // SAFETY: no pointers.
-        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, 0, WCLONE, 0) };
+        let to = &raw mut status as usize;
+        // SAFETY: the status is written before the call returns.
+        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, to, WCLONE, 0) };
+    }
+    let started = status == 0;
+    while started && BEGUN.load(Ordering::SeqCst) == 0 && is_there() {
+        let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        let _ = futex::wait(&BEGUN, futex::Flags::PRIVATE, 0, Some(&tenth));
     }
     sys::set_signals(mask);
+    started
+}
+
+fn begun() {
+    BEGUN.store(1, Ordering::SeqCst);
+    let _ = futex::wake(&BEGUN, futex::Flags::PRIVATE, 1);
 }
 
 /// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program.
@@ -130,12 +195,13 @@ extern "C" fn messenger(_: usize) -> ! {
     // The keeper is born as its maker is: among busy threads a short program was over before it began.
     sys::go_before_all();
     // SAFETY: the keeper never returns.
-    let _ = unsafe { task::start(task::Kind::Process, keeper, 0) };
-    sys::exit_group(0)
+    let started = unsafe { task::start(task::Kind::Process, keeper, 0) };
+    sys::exit_group(started.is_err() as i32)
 }
 
 extern "C" fn keeper(_: usize) -> ! {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    KEEPER.store(me, Ordering::SeqCst);
     let _ = rustix::thread::set_name(c"pageout");
     sys::go_before_all();
     // SAFETY: written before the clone.
@@ -151,7 +217,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let program = program();
     let Some(watch) = Pid::from_raw(program as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
     else {
-        sys::exit_group(0)
+        leave(0)
     };
     let (link, welcome) = match Link::connect(path.as_bytes(), program, me) {
         Ok(met) => met,
@@ -162,7 +228,7 @@ extern "C" fn keeper(_: usize) -> ! {
             // SAFETY: 2 is open or the write fails.
             let stderr = unsafe { BorrowedFd::borrow_raw(2) };
             let _ = rustix::io::write(stderr, line.as_bytes());
-            sys::exit_group(0)
+            leave(0)
         }
     };
     // SAFETY: nothing here uses it.
@@ -179,14 +245,14 @@ extern "C" fn keeper(_: usize) -> ! {
             0,
         )
     };
-    let Ok(stats) = stats else { sys::exit_group(0) };
+    let Ok(stats) = stats else { leave(0) };
     // SAFETY: zeros are valid counters, and the page stays mapped.
     let stats: &'static Stats = unsafe { &*stats.cast::<Stats>() };
     Stats::set(&stats.pid, program as u64);
     Stats::set(&stats.limit_bytes, welcome.settings.limit_bytes);
     if welcome.settings.limit_bytes == u64::MAX {
         link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
-        sys::exit_group(0)
+        leave(0)
     }
     let kernel = match Linux::open() {
         Ok(kernel) => kernel,
@@ -219,7 +285,14 @@ extern "C" fn keeper(_: usize) -> ! {
 /// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
 pub fn give_up(why: core::fmt::Arguments<'_>) -> ! {
     link::last_word(why);
-    sys::exit_group(1)
+    leave(1)
+}
+
+/// Ends the keeper. A program that waits to inherit ends with it.
+fn leave(status: i32) -> ! {
+    fork::lost();
+    begun();
+    sys::exit_group(status)
 }
 
 struct Life {
@@ -246,8 +319,10 @@ struct Life {
 
 impl Life {
     fn run(&mut self, kernel: Linux) -> ! {
+        let heir = fork::is_heir().then(|| self.bequest());
+        begun();
         let (mut last, mut still) = (0, 0);
-        loop {
+        while heir.is_none() {
             let now = kernel.statm();
             let resident = (now.resident * PAGE) as u64;
             Stats::set(&self.stats.resident_bytes, resident);
@@ -261,8 +336,20 @@ impl Life {
             let left = self.part.left(now, still);
             self.pause(((left + SLACK) / FASTEST).clamp(500_000, 100_000_000));
         }
-        let keeper = self.take_up(kernel);
+        let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
+    }
+
+    /// What the parent left.
+    fn bequest(&self) -> heir::File {
+        let file = self.link.inherit(heir::TOKEN.load(Ordering::SeqCst));
+        file.and_then(heir::File::open).unwrap_or_else(|| {
+            give_up(format_args!(
+                "process {}, the child of a fork, did not get what its parent had swapped out; killed, so that it \
+                 cannot go on with zeros",
+                program()
+            ))
+        })
     }
 
     /// Sleeps, or ends with the program.
@@ -278,17 +365,23 @@ impl Life {
     }
 
     /// Starts the engine and adopts what there is.
-    fn take_up(&mut self, mut kernel: Linux) -> &'static Keeper {
+    fn take_up(&mut self, mut kernel: Linux, heir: Option<heir::File>) -> &'static Keeper {
         let need = |what: Result<usize, Errno>| match what {
             Ok(address) => address,
             Err(errno) => give_up(format_args!("no memory for the engine of process {}: {errno}", program())),
         };
         // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
         // the reader of events.
-        self.find_areas();
-        let mut registered: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
-        let register = |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
-        registered.extend(self.areas.iter().filter(register));
+        let mut taking = heir::Taking::new();
+        match &heir {
+            Some(file) => self.maps.read(c"/proc/self/smaps", |line| taking.step(line, file, &kernel)),
+            None => {
+                self.find_areas();
+                let register =
+                    |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
+                taking.registered.extend(self.areas.iter().filter(register));
+            }
+        }
         // The rest takes its time, and the threads that are started are as their maker.
         sys::go_first();
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
@@ -321,11 +414,19 @@ impl Life {
         };
         let place = Place::new(64, self.open_devices(), Box::new(self.link));
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
-        let keeper: &'static Keeper = Box::leak(Box::new(Keeper {
-            engine: Engine::new(kernel, config, frames, place, self.stats),
-            link: self.link,
-        }));
-        keeper.engine.adopt_registered(&registered);
+        let mut engine = Engine::new(kernel, config, frames, place, self.stats);
+        if let Some(file) = &heir {
+            engine = engine.with_key(file.key());
+        }
+        let bequests = Lock::new(Vec::new(), &BEQUEST_LOCKS);
+        let keeper: &'static Keeper = Box::leak(Box::new(Keeper { engine, link: self.link, bequests }));
+        keeper.engine.adopt_registered(&taking.registered);
+        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
+            give_up(format_args!(
+                "process {}: memory that it inherits cannot be registered; killed",
+                program()
+            ));
+        }
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
         ENGINE.store(keeper as *const Keeper as *mut Keeper, Ordering::SeqCst);
@@ -344,6 +445,9 @@ impl Life {
             start(serve);
         }
         sys::go_before_all();
+        if heir.is_some() {
+            fork::inherited();
+        }
         keeper
     }
 
@@ -422,6 +526,7 @@ impl Life {
             }
             last = resident;
             self.count_locks();
+            keeper.settle_bequests();
             let far = (self.part.left(seen, 0) + FOLLOW_SLACK) / FASTEST;
             self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
         }
@@ -491,7 +596,7 @@ impl Life {
         };
         let mut walk = Walk::new();
         let areas = &mut self.areas;
-        self.maps.read(|line| {
+        self.maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
             if !area.is_adoptable() && memory::is_reserved(area.start, area.end) {
                 return;
@@ -522,7 +627,7 @@ impl Life {
     }
 }
 
-/// `/proc/self/maps`, line by line.
+/// `/proc/self/maps` and the like, line by line.
 struct Maps {
     buffer: Box<[u8]>,
 }
@@ -532,9 +637,9 @@ impl Maps {
         Self { buffer: alloc::vec![0; 64 << 10].into_boxed_slice() }
     }
 
-    fn read(&mut self, mut each: impl FnMut(&[u8])) {
+    fn read(&mut self, path: &core::ffi::CStr, mut each: impl FnMut(&[u8])) {
         let Ok(file) = rustix::fs::open(
-            c"/proc/self/maps",
+            path,
             rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
             rustix::fs::Mode::empty(),
         ) else {

@@ -18,14 +18,18 @@
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper's life: watch, take up, follow, end |
 //! | part | the process's part of the run's limit |
-//! | fork | `fork` while pages are out |
+//! | fork | `fork` while pages are out: who may when |
+//! | heir | what goes to the child |
+//! | dispatch | libc's clone under our control |
 //! | exit | what the kernel touches when a thread exits |
 //! | wrap | the functions of libc that are replaced |
 #![no_std]
 extern crate alloc;
 
+mod dispatch;
 mod exit;
 mod fork;
+mod heir;
 mod keeper;
 mod link;
 mod memory;

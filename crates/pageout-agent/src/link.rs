@@ -118,6 +118,16 @@ impl Link {
         let _ = self.send(message, with);
     }
 
+    /// Asks for what the parent left.
+    pub fn inherit(&self, token: u64) -> Option<OwnedFd> {
+        let _turn = self.turn.lock();
+        self.send(&Message::new(Kind::Inherit, token, 0, 0), None).ok()?;
+        let mut fds = [None];
+        let answer = self.receive(&mut fds).ok()?;
+        let [file] = fds;
+        file.filter(|_| Kind::from_raw(answer.kind) == Some(Kind::Bequest) && answer.a == token)
+    }
+
     /// Logs a line at a level (0 error to 3 debug).
     pub fn log(&self, level: u64, text: core::fmt::Arguments<'_>) {
         let line = alloc::fmt::format(text);

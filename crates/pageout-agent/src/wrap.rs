@@ -12,7 +12,7 @@
 //!
 //! What a program calls without libc, by instructions of its own, is out of reach.
 
-use crate::{exit, fork, sys};
+use crate::{dispatch, exit, fork, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -254,9 +254,22 @@ pub unsafe extern "C" fn setsockopt(
 type Fork = unsafe extern "C" fn() -> c_int;
 
 fn fork_by(next: &Next) -> c_int {
-    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
     // SAFETY: libc's function of that name.
-    let child = unsafe { core::mem::transmute::<usize, Fork>(next.get())() };
+    fork_in(|| unsafe { core::mem::transmute::<usize, Fork>(next.get())() })
+}
+
+/// A fork by libc. Its child is ours from the clone on.
+fn fork_in(libc: impl FnOnce() -> c_int) -> c_int {
+    let mut turn = fork::before();
+    let dispatched = turn.is_out() && dispatch::begin();
+    if turn.is_out() && !dispatched && !turn.bring_home() {
+        turn.end();
+        return fail(Errno::NOMEM);
+    }
+    let child = libc();
+    if dispatched {
+        dispatch::end();
+    }
     if child == 0 {
         turn.restore();
     } else {
@@ -274,7 +287,11 @@ pub extern "C" fn fork() -> c_int {
 /// See the table of this module. Runs no handlers of its own, so the child's keeper is started here.
 #[no_mangle]
 pub extern "C" fn _Fork() -> c_int {
-    let child = fork_by(&BARE_FORK);
+    let child = fork_in(|| {
+        dispatch::block();
+        // SAFETY: libc's function of that name.
+        unsafe { core::mem::transmute::<usize, Fork>(BARE_FORK.get())() }
+    });
     if child == 0 {
         fork::child();
     }
@@ -320,16 +337,27 @@ pub unsafe extern "C" fn forkpty(
     terminal: *const c_void,
     window: *const c_void,
 ) -> c_int {
-    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
     // SAFETY: libc's function of that name; arguments as the caller promises.
-    let child =
-        unsafe { core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window) };
-    if child == 0 {
-        turn.restore();
+    fork_in(|| unsafe {
+        core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window)
+    })
+}
+
+/// In the child of a clone of our own.
+fn begin_child(turn: &fork::Turn) {
+    if turn.is_out() {
+        fork::child_inherits();
     } else {
-        turn.end();
+        fork::child();
     }
-    child
+}
+
+/// In its parent, or where there is no child.
+fn end_clone(turn: fork::Turn, id: c_long) {
+    if turn.is_out() {
+        fork::cloned(id > 0);
+    }
+    turn.end();
 }
 
 type Main = extern "C" fn(*mut c_void) -> c_int;
@@ -352,7 +380,7 @@ struct Cloned {
 extern "C" fn cloned(child: *mut c_void) -> c_int {
     // SAFETY: on the stack of the caller of `clone`, of which this process has a copy.
     let child = unsafe { &*child.cast::<Cloned>() };
-    fork::child();
+    begin_child(&child.turn);
     child.turn.restore();
     (child.main)(child.argument)
 }
@@ -377,11 +405,15 @@ pub unsafe extern "C" fn clone(
         // SAFETY: as the caller promises.
         return unsafe { next(main, stack, flags, argument, parent, tls, child) };
     };
-    let Some(turn) = fork::before() else { return fail(Errno::NOMEM) };
+    let turn = fork::before();
+    if turn.is_out() && !fork::bequeath() {
+        turn.end();
+        return fail(Errno::NOMEM);
+    }
     let mut both = Cloned { main: start, argument, turn };
     // SAFETY: as the caller promises; the child reads its own copy of `both`.
     let id = unsafe { next(Some(cloned), stack, flags, (&raw mut both).cast(), parent, tls, child) };
-    both.turn.end();
+    end_clone(both.turn, id.into());
     id
 }
 
@@ -480,17 +512,21 @@ unsafe extern "C" fn by_number(
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,
         };
-        let Some(turn) = fork::before() else { return fail(Errno::NOMEM).into() };
+        let mut turn = fork::before();
+        // The child returns elsewhere if it has a stack of its own.
+        if turn.is_out() && !(if stack == 0 { fork::bequeath() } else { turn.bring_home() }) {
+            turn.end();
+            return fail(Errno::NOMEM).into();
+        }
         if stack != 0 {
-            // The child returns elsewhere.
             turn.restore();
         }
         let id = bare(number, a, b, c, d, e, f);
         if id == 0 {
-            fork::child();
+            begin_child(&turn);
             turn.restore();
         } else {
-            turn.end();
+            end_clone(turn, id);
         }
         id
     }

@@ -52,8 +52,7 @@ const SECTIONS: [(&str, &[&str]); 10] = [
     (
         "PROCESSES",
         &[
-            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork while pages are out may be slow, or fail with ENOMEM; the child goes on under \
-             an engine of its own.",
+            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
              SIGQUIT ends the wait, and they go on with the room that they have. Its standard input and output are \

@@ -28,6 +28,7 @@ use crate::size::Bytes;
 use crate::spec::Spec;
 use crate::strays::Strays;
 use crate::sys::{self, Signals};
+use crate::tree;
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
@@ -91,7 +92,9 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         let patience = ended.map(|(_, at)| (at + LAST_WORDS).saturating_duration_since(Instant::now()));
         if let (Some((status, _)), Some(patience)) = (ended, patience) {
             let living = server.has_living();
-            if server.is_idle() || (!living && patience.is_zero()) {
+            // Of what the program left, some may be about to say hello.
+            let more = !patience.is_zero() && tree::has_children_but(&server.known());
+            if (server.is_idle() && !more) || (!living && patience.is_zero()) {
                 return Ok(status);
             }
             if living && !said {
@@ -101,7 +104,9 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         }
         // Once the last words are due, those who stay decide how long.
         let patience = patience.filter(|patience| !patience.is_zero());
-        let timeout = patience.into_iter().chain([strays.due_in()]).min();
+        // A child that says nothing ends without a word to us, too.
+        let soon = patience.map(|_| Duration::from_millis(20));
+        let timeout = patience.into_iter().chain(soon).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {

@@ -10,11 +10,13 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 use pageout::stats::STATS_BYTES;
+use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
 use crate::device::Device;
@@ -29,6 +31,8 @@ use crate::trunks::Trunks;
 
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long a fork's child may take to ask for what it inherits.
+const HEIR: Duration = Duration::from_secs(60);
 /// `Bye`: the program executed another one, or the keeper steps aside and nothing is out. Nothing is missed then.
 const BYE_EXEC: u64 = 1;
 const BYE_STOP: u64 = 2;
@@ -45,6 +49,12 @@ pub struct Server {
     /// Processes whose keeper stepped aside on purpose: number and start.
     aside: Vec<(i32, u64)>,
     devices: Vec<(Device, Trunks)>,
+    /// Bequests whose heir has not come yet.
+    waiting: Vec<(u64, Instant, Rc<Bequest>)>,
+    /// All whose heirs have not all gone.
+    bequests: Vec<Weak<Bequest>>,
+    /// Trunks that nobody has, but which heirs read from.
+    orphans: Vec<(usize, u64)>,
     settings: Settings,
     seats: Seats,
     report: Report,
@@ -75,6 +85,23 @@ struct Connection {
     bye: Option<u64>,
 }
 
+/// What a process had out when it forked; gone with the last who inherited, by whatever generations.
+#[derive(Debug)]
+struct Bequest {
+    file: std::fs::File,
+    first_page: Mapping,
+    /// The trunks that it reads from.
+    trunks: Vec<(usize, u64)>,
+    /// What the parent had inherited itself.
+    _before: Vec<Rc<Bequest>>,
+}
+
+impl Drop for Bequest {
+    fn drop(&mut self) {
+        self.first_page.bequest().released.store(1, Relaxed);
+    }
+}
+
 /// A process that is served.
 #[derive(Debug)]
 struct Client {
@@ -87,6 +114,8 @@ struct Client {
     seat: Option<usize>,
     /// (device, trunk).
     lent: Vec<(usize, u64)>,
+    /// What it reads from.
+    inherited: Vec<Rc<Bequest>>,
     /// The registration of its memory, from `Holding` on.
     held: Option<OwnedFd>,
 }
@@ -128,6 +157,9 @@ impl Server {
             leaving: Vec::new(),
             aside: Vec::new(),
             devices: devices.collect(),
+            waiting: Vec::new(),
+            bequests: Vec::new(),
+            orphans: Vec::new(),
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
@@ -305,7 +337,32 @@ impl Server {
                 let lent = client.lent.iter().position(|lent| *lent == (device, message.b));
                 let lent = lent.ok_or_else(|| anyhow!("gave back a trunk that it did not have"))?;
                 client.lent.swap_remove(lent);
-                take_back(&mut self.devices, [(device, message.b)]);
+                self.take_back([(device, message.b)]);
+            }
+            (Some(Kind::Bequest), Some(client)) => {
+                let file = fds.into_iter().next().ok_or_else(|| anyhow!("sent no bequest"))?;
+                let file = std::fs::File::from(file);
+                sys::ensure_length(&file, AREAS_AT as u64).context("a bequest")?;
+                let bequest = Rc::new(Bequest {
+                    first_page: Mapping::of(&file, AREAS_AT)?,
+                    file,
+                    trunks: client.lent.clone(),
+                    _before: client.inherited.clone(),
+                });
+                self.bequests.push(Rc::downgrade(&bequest));
+                self.waiting.push((message.a, Instant::now() + HEIR, bequest));
+            }
+            (Some(Kind::Cancel), Some(_)) => {
+                self.waiting.retain(|(token, ..)| *token != message.a);
+                self.settle_orphans();
+            }
+            (Some(Kind::Inherit), Some(client)) => {
+                let heir = self.waiting.iter().position(|(token, ..)| *token == message.a);
+                let bequest = heir.map(|index| self.waiting.swap_remove(index).2);
+                let answer = Message::new(Kind::Bequest, bequest.as_ref().map_or(NONE, |_| message.a), 0, 0);
+                let files: Vec<_> = bequest.iter().map(|bequest| bequest.file.as_fd()).collect();
+                sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
+                client.inherited.extend(bequest);
             }
             (Some(Kind::Holding), Some(client)) => {
                 let context = fds.into_iter().next();
@@ -382,11 +439,37 @@ impl Server {
     }
 
     /// Takes back all that a process was lent and keeps its counters.
-    fn bury(&mut self, client: Client) {
-        take_back(&mut self.devices, client.lent.iter().copied());
+    fn bury(&mut self, mut client: Client) {
+        let Client { lent, inherited, .. } = &mut client;
+        drop(std::mem::take(inherited));
+        self.take_back(std::mem::take(lent));
+        self.settle_orphans();
         self.seats.leave(client.seat);
         self.report.keep(Counters::of(client.stats.stats(), client.pid));
         say::debug(format_args!("{} ({}): over", client.pid, client.name));
+    }
+
+    /// Takes trunks back that nobody has any more, but from which heirs may read on.
+    fn take_back(&mut self, lent: impl IntoIterator<Item = (usize, u64)>) {
+        for (index, trunk) in lent {
+            if self.bequests.iter().filter_map(Weak::upgrade).any(|b| b.trunks.contains(&(index, trunk))) {
+                self.orphans.push((index, trunk));
+                continue;
+            }
+            let (device, trunks) = &mut self.devices[index];
+            // First give it back to the file system, which also waits for writes of the dead, then to others.
+            device.discard(trunk);
+            trunks.take_back(trunk);
+        }
+    }
+
+    /// Lets go of bequests whose heirs do not come, and of what only those who have gone read from.
+    fn settle_orphans(&mut self) {
+        let now = Instant::now();
+        self.waiting.retain(|(_, until, _)| *until > now);
+        self.bequests.retain(|bequest| bequest.strong_count() > 0);
+        let orphans = std::mem::take(&mut self.orphans);
+        self.take_back(orphans);
     }
 
     /// Keeps the counters of those that are still served: the run is over for us.
@@ -409,15 +492,6 @@ fn kill(client: &Client) {
     }
 }
 
-fn take_back(devices: &mut [(Device, Trunks)], lent: impl IntoIterator<Item = (usize, u64)>) {
-    for (index, trunk) in lent {
-        let (device, trunks) = &mut devices[index];
-        // First give it back to the file system, which also waits for writes of the dead, then to others.
-        device.discard(trunk);
-        trunks.take_back(trunk);
-    }
-}
-
 fn device_of(message: &Message, devices: usize) -> Result<usize> {
     let device = usize::try_from(message.a).ok().filter(|device| *device < devices);
     device.ok_or_else(|| anyhow!("asked for a device that there is not ({})", message.a))
@@ -432,7 +506,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std
     let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
     let pidfd = PidFd::open(pid).ok();
     let seat = seats.take();
-    Ok((Client { pid, name, pidfd, stats, seat, lent: Vec::new(), held: None }, file))
+    Ok((Client { pid, name, pidfd, stats, seat, lent: Vec::new(), inherited: Vec::new(), held: None }, file))
 }
 
 fn new_stats() -> io::Result<(std::fs::File, Mapping)> {

@@ -129,6 +129,17 @@ impl FileSystem {
     }
 }
 
+/// Refuses a file that is shorter than `len`, or could be cut: reading it where it lies would raise SIGBUS.
+pub fn ensure_length(file: &File, len: u64) -> io::Result<()> {
+    // SAFETY: takes no argument.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+    if seals & libc::F_SEAL_SHRINK != 0 && file.metadata()?.len() >= len {
+        Ok(())
+    } else {
+        Err(io::Error::other("not sealed, or too short"))
+    }
+}
+
 /// A file in memory. With `sealed` its size is for good, so that nobody can cut it under a mapping.
 pub fn memfd(name: &CStr, len: u64, sealed: bool) -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | if sealed { libc::MFD_ALLOW_SEALING } else { 0 };
@@ -174,6 +185,13 @@ impl Mapping {
     /// The tree at its start.
     pub fn tree(&self) -> &pageout::tree::Tree {
         assert!(self.len >= size_of::<pageout::tree::Tree>());
+        // SAFETY: as below.
+        unsafe { self.start.cast().as_ref() }
+    }
+
+    /// The bequest at its start.
+    pub fn bequest(&self) -> &pageout::swap::heir::Bequest {
+        assert!(self.len >= size_of::<pageout::swap::heir::Bequest>());
         // SAFETY: as below.
         unsafe { self.start.cast().as_ref() }
     }

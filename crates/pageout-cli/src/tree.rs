@@ -1,7 +1,7 @@
 //! The processes of the run, as /proc shows them. Owns nothing; every answer may be old when it is used, so what is
 //! killed by it is held by a [`PidFd`](crate::sys::PidFd) and looked at again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 
 /// A process at one moment.
@@ -47,6 +47,15 @@ pub fn descendants(root: i32) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     below(root, pids.filter_map(Process::of).collect())
+}
+
+/// Has the calling process, whose only thread this is, children that are not among `known` and have not ended?
+pub fn has_children_but(known: &HashSet<i32>) -> bool {
+    let me = std::process::id();
+    let Ok(list) = fs::read_to_string(format!("/proc/{me}/task/{me}/children")) else { return false };
+    let children =
+        list.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(|pid| !known.contains(pid));
+    children.filter_map(Process::of).any(|child| !child.ending)
 }
 
 fn below(root: i32, all: Vec<Process>) -> Vec<Process> {

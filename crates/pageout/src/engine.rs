@@ -45,7 +45,10 @@ pub struct Config {
     pub zeros: usize,
 }
 
-/// The key of the checksums: random, so that no program can make two pages with the same sum.
+/// The key of the checksums: random, so that no program can make two pages with the same sum. A fork's child has its
+/// parent's.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
 pub struct Key([u8; 192]);
 
 impl Key {
@@ -127,7 +130,8 @@ pub struct Engine<K: Kernel> {
     /// The thread whose fault was answered last.
     pub(crate) last_thread: AtomicU32,
     pub(crate) evictions: AtomicU32,
-    pub(crate) key: Key,
+    /// What the checksums are made with.
+    pub key: Key,
     /// Per stream: next expected page number and order.
     pub(crate) streams: [AtomicU64; STREAMS],
     /// Until when (ns) reclaim pauses because nothing can go.
@@ -172,6 +176,13 @@ impl<K: Kernel> Engine<K> {
             stuck_until: AtomicU64::new(0),
             still: AtomicBool::new(false),
         }
+    }
+
+    /// The same with the key of the parent whose pages it inherits.
+    #[must_use]
+    pub fn with_key(mut self, key: Key) -> Self {
+        self.key = key;
+        self
     }
 
     /// Takes up a mapping: from here on its pages leave and come in. Parts that are managed already are left

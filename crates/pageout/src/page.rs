@@ -14,6 +14,7 @@
 //! |---|---|---|---|
 //! | adopt | None | Resident | adopter, which found it mapped |
 //! | fill | None, Zero | Resident | fault: zeros |
+//! | inherit | None | Swapped | a fork's child, before it goes on: its parent's page was out |
 //! | leave | Resident | Cached | evictor, after MOVE out |
 //! | rescue | Cached | Resident | fault: the frame still has it |
 //! | settle | Cached | Swapped, Zero | evictor, after the write |
@@ -99,6 +100,13 @@ impl Word {
     pub fn fill(self) -> Word {
         debug_assert!(matches!(self.tag(), Tag::None | Tag::Zero | Tag::Resident));
         self.become_(Tag::Resident, 0)
+    }
+
+    /// None → Swapped: `entry` has what the parent's page held when it forked.
+    #[must_use]
+    pub fn inherit(self, entry: u64) -> Word {
+        debug_assert!(self.is_unknown() && entry != 0);
+        self.become_(Tag::Swapped, entry)
     }
 
     /// Resident → Cached: moved out into `frame`. The entry is now the evictor's to keep.

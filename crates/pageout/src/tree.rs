@@ -170,8 +170,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn tree_of(seats: &[(u64, u64, bool)]) -> Box<Tree> {
-        let seats = core::array::from_fn(|_| Seat::default());
-        let tree = Box::new(Tree { taken: AtomicU32::new(0), _room: 0, peak: AtomicU64::new(0), seats });
+        let empty = core::array::from_fn(|_| Seat::default());
+        let tree =
+            Box::new(Tree { taken: AtomicU32::new(0), _room: 0, peak: AtomicU64::new(0), seats: empty });
         for (number, (used, share, short)) in seats.iter().enumerate() {
             let seat = tree.seat(number);
             seat.set_share(share * MIB);

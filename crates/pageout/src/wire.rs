@@ -15,6 +15,9 @@
 //!   Holding                           ──►  + [userfaultfd]       from here on run keeps the registration
 //!                                                                alive: if the keeper dies, the program's
 //!                                                                faults wait, and run ends the program
+//!   Bequest {token}                  ──►  + [memfd]             before a fork with pages out; Cancel if it fails
+//!   Inherit {token}                  ──►                        its child, before it goes on
+//!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
 //!   Bye {reason}                      ──►                        the keeper ends on purpose
 //! ```
@@ -24,7 +27,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a trunk (64 MiB).
@@ -53,13 +56,22 @@ pub enum Kind {
     /// `a` 0: the program ended, 1: it executed another program, 2: the engine stops and the program
     /// must be stopped (a `Log` before says why), 3: the keeper steps aside and nothing is out.
     Bye = 8,
+    /// `a` a number of the run's; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
+    /// no file, if there is none.
+    Bequest = 16,
+    /// `a` the bequest.
+    Inherit = 17,
+    /// `a` the bequest.
+    Cancel = 18,
 }
 
 impl Kind {
     /// The kind with this number.
     pub fn from_raw(raw: u32) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye].into_iter().find(|k| *k as u32 == raw)
+        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Bequest, Inherit, Cancel]
+            .into_iter()
+            .find(|k| *k as u32 == raw)
     }
 }
 

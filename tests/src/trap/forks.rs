@@ -12,6 +12,16 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-write", "parent and child write the same pages", fork_write).may_log(),
     Trap::new("fork-deep", "a child of a child reads what its parents wrote", fork_deep).may_log(),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
+    Trap::new(
+        "fork-snapshot",
+        "children that see the moment of the fork while the parent writes on",
+        fork_snapshot,
+    )
+    .may_log(),
+    Trap::new("fork-chain", "a child of a child of a child, whose parents end first", fork_chain).may_log(),
+    Trap::new("fork-orphan", "a child that reads on when its parent was killed", fork_orphan).may_log(),
+    Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
+        .may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
@@ -31,6 +41,124 @@ fn fork(ctx: &Ctx) -> Outcome {
     field.check(2)?;
     ballast.walk()?;
     field.check(2)
+}
+
+fn fork_snapshot(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for generation in 1..8 {
+        let child = sys::fork(|| {
+            field.check(generation)?;
+            // What the parent has out by now, and what it will.
+            field.check(generation)?;
+            let (low, _) = field.halves();
+            low.fill(100 + generation);
+            low.check(100 + generation)
+        })?;
+        field.fill(generation + 1);
+        ballast.walk()?;
+        field.check(generation + 1)?;
+        sys::wait_for(child, 0)?;
+    }
+    Ok(())
+}
+
+fn fork_chain(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (read, write) = sys::pipe()?;
+    for generation in 1..6 {
+        let child = sys::fork(|| {
+            field.page(usize::from(generation)).check(generation)?;
+            let grandchild = sys::fork(|| {
+                // Its parent ends at once; what it inherited must stay.
+                let last = sys::fork(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(30));
+                    field.check(generation)?;
+                    sys::write_all(write.as_raw_fd(), b".")
+                })?;
+                ensure!(last > 0, "no process");
+                Ok(())
+            })?;
+            sys::wait_for(grandchild, 0)
+        })?;
+        sys::wait_for(child, 0)?;
+        // Over what they read, unless it is kept.
+        field.fill(generation + 1);
+        ballast.walk()?;
+        let mut told = [0u8];
+        // SAFETY: a buffer of one byte.
+        let n = unsafe { libc::read(read.as_raw_fd(), told.as_mut_ptr().cast(), 1) };
+        ensure!(n == 1, "the last of the line said nothing");
+    }
+    field.check(6)
+}
+
+fn fork_orphan(ctx: &Ctx) -> Outcome {
+    let (read, write) = sys::pipe()?;
+    let parent = sys::fork(|| {
+        let (field, mut ballast) = ctx.evicted()?;
+        let parent = std::process::id();
+        let child = sys::fork(|| {
+            // Until it is another's child.
+            while std::os::unix::process::parent_id() == parent {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            for generation in [1, 7, 8] {
+                field.check(generation)?;
+                field.fill(generation.max(6) + 1);
+            }
+            field.check(9)?;
+            sys::write_all(write.as_raw_fd(), b"k")
+        })?;
+        ensure!(child > 0, "no child");
+        field.fill(2);
+        ballast.walk()?;
+        // SAFETY: ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        Ok(())
+    })?;
+    let mut status = 0;
+    // SAFETY: the integer takes the status.
+    sys::ret("waitpid", unsafe { libc::waitpid(parent, &mut status, 0) })?;
+    ensure!(libc::WIFSIGNALED(status), "the parent was not killed: {status:#x}");
+    drop(write);
+    // Meanwhile others want the room that the parent had.
+    let other = sys::map(ctx.size / 2)?;
+    other.fill(3);
+    let mut told = [0u8];
+    // SAFETY: a buffer of one byte.
+    let n = unsafe { libc::read(read.as_raw_fd(), told.as_mut_ptr().cast(), 1) };
+    ensure!(n == 1, "the child did not find what it inherited");
+    other.check(3)
+}
+
+fn fork_changes(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let stop = AtomicBool::new(false);
+    let moving = sys::map(4 << 20)?;
+    moving.fill(5);
+    std::thread::scope(|scope| {
+        let changer = scope.spawn(|| -> Outcome {
+            let mut at = moving;
+            while !stop.load(Ordering::Relaxed) {
+                let (_, high) = at.halves();
+                sys::advise(high, libc::MADV_DONTNEED)?;
+                high.fill_as(moving.start + moving.len / 2, 5);
+                let target = sys::map(at.len)?;
+                at = sys::remap(at, at.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, target.start)?;
+            }
+            at.check_as(moving.start, 5)
+        });
+        let done = (|| {
+            for _ in 0..6 {
+                let child = sys::fork(|| field.check(1))?;
+                ballast.walk()?;
+                sys::wait_for(child, 0)?;
+            }
+            field.check(1)
+        })();
+        stop.store(true, Ordering::Relaxed);
+        done.and(changer.join().expect("the thread does not panic"))
+    })
 }
 
 fn fork_exit(ctx: &Ctx) -> Outcome {

@@ -219,7 +219,6 @@ pub fn may_lack_memory(what: &str, pid: impl Into<i64>) -> Outcome {
 pub fn fork(work: impl FnOnce() -> Outcome) -> Result<pid_t, Stop> {
     // SAFETY: see above; the child leaves by `_exit`.
     let pid = unsafe { libc::fork() };
-    may_lack_memory("fork", pid)?;
     if ret("fork", pid)? == 0 {
         leave(work());
     }

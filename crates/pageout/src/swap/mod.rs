@@ -1,5 +1,7 @@
-//! Out to the devices and in from them: the place of a page, the way out, the way in.
+//! Out to the devices and in from them: the place of a page, the way out, the way in, and
+//! what a fork's child gets.
 
+pub mod heir;
 mod place;
 pub mod swapin;
 pub mod swapout;

@@ -4,10 +4,11 @@
 //! [`Lessor`] is asked, by reclaim only, never on the fault path.
 
 use crate::device::Device;
-use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, SLOT_BYTES};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, SLOT_BYTES, TRUNK_SLOTS};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use once_cell::race::OnceBox;
 
 const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * SLOT_BYTES;
 
@@ -21,11 +22,20 @@ pub trait Lessor: Send + Sync {
     fn give_back(&self, device: usize, trunk: u32);
 }
 
+/// The trunk of an entry, with its device's number.
+fn trunk_of(entry: Entry) -> Option<(usize, u32)> {
+    Some((entry.device()?.index(), (entry.slot() / TRUNK_SLOTS) as u32))
+}
+
 /// Devices and slots.
 pub struct Place {
     slots: Slots,
     devices: Vec<(DeviceId, Box<dyn Device>)>,
     lessor: Box<dyn Lessor>,
+    /// Trunks of others that this process reads from: device number and trunk, in order.
+    foreign: OnceBox<Vec<(usize, u32)>>,
+    /// A slot may have more than one name.
+    shares: AtomicBool,
     swapped: AtomicU64,
     full: AtomicBool,
 }
@@ -42,7 +52,15 @@ impl Place {
             .into_iter()
             .filter_map(|(config, device)| Some((slots.swapon(config).ok()?, device)))
             .collect();
-        Self { slots, devices, lessor, swapped: AtomicU64::new(0), full: AtomicBool::new(false) }
+        Self {
+            slots,
+            devices,
+            lessor,
+            foreign: OnceBox::new(),
+            shares: AtomicBool::new(false),
+            swapped: AtomicU64::new(0),
+            full: AtomicBool::new(false),
+        }
     }
 
     /// A run of up to `n` slots for the pages from `page` (a page number) on, and how many they are: a
@@ -75,19 +93,52 @@ impl Place {
     /// One page's name of each of `n` slots is gone.
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        if let Err(wrong) = self.slots.put(entry, n) {
-            panic!("slot put twice: {wrong:?}");
+        if !self.is_foreign(entry) {
+            if let Err(wrong) = self.slots.put(entry, n) {
+                panic!("slot put twice: {wrong:?}");
+            }
         }
         self.swapped.fetch_sub(n as u64, Relaxed);
     }
 
     /// One more page names each of `n` slots.
     pub fn dup(&self, raw: u64, n: usize) {
+        self.shares.store(true, Relaxed);
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        if let Err(wrong) = self.slots.dup(entry, n) {
-            panic!("slot counted though free: {wrong:?}");
+        if !self.is_foreign(entry) {
+            if let Err(wrong) = self.slots.dup(entry, n) {
+                panic!("slot counted though free: {wrong:?}");
+            }
         }
         self.swapped.fetch_add(n as u64, Relaxed);
+    }
+
+    /// From here on the trunks of these entries, which are not this process's, are read from, and their slots counted
+    /// by who lent them. Once, before there is any entry.
+    pub fn read_from_others(&self, entries: impl Iterator<Item = u64>) {
+        let mut trunks: Vec<(usize, u32)> = Vec::new();
+        for trunk in entries.filter_map(|raw| trunk_of(Entry::from_raw(raw)?)) {
+            if trunks.last() != Some(&trunk) {
+                trunks.push(trunk);
+            }
+        }
+        trunks.sort_unstable();
+        trunks.dedup();
+        let _ = self.foreign.set(Box::new(trunks));
+    }
+
+    /// Does anybody else name the slot of an entry? Then it must not be written again.
+    pub fn is_shared(&self, raw: u64) -> bool {
+        if !self.shares.load(Relaxed) {
+            return false;
+        }
+        let entry = Entry::from_raw(raw).expect("entry of a page word");
+        self.is_foreign(entry) || self.slots.look(entry).is_ok_and(|(_, count)| count > 1)
+    }
+
+    fn is_foreign(&self, entry: Entry) -> bool {
+        let Some(trunks) = self.foreign.get() else { return false };
+        trunk_of(entry).is_some_and(|trunk| trunks.binary_search(&trunk).is_ok())
     }
 
     /// The device of an entry and the byte offset there.

@@ -377,6 +377,10 @@ impl<K: Kernel> Engine<K> {
             page.sum = unsafe { self.key.sum(address) };
             if page.entry != 0 && page.sum == page.old_sum {
                 page.fate = Fate::Clean;
+            } else if page.entry != 0 && self.place.is_shared(page.entry) {
+                // A fork's child, or the parent, reads the slot: what is new goes elsewhere.
+                self.place.put(page.entry, 1);
+                page.entry = 0;
             }
         }
         self.place_pages(out);
