@@ -5,7 +5,7 @@
 //!
 //! Settings: `PAGEOUT_BIN` (the program to test), `PAGEOUT_RUN_ARGS` (further options of `run`), `TRAP_SWAP`
 //! (mem; `file` for a file for all), `TRAP_SIZE` (64M), `TRAP_SECONDS` (0.3), `TRAP_TIMEOUT` (60),
-//! `TRAP_TOUCH_SIZE` (1G, for the limit). Thorough: `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
+//! `TRAP_TOUCH_SIZE` (1G, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough: `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         }
     }
     trials.push(Trial::test("limit-tree", move || settings.tree_limit()));
+    trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -253,6 +254,30 @@ impl Settings {
             return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
         }
         if swapped_out(&run.stats)? == 0 {
+            return Err("nothing was swapped out".into());
+        }
+        Ok(())
+    }
+
+    /// Processes that do to each other whatever comes, and check their memory; `TRAP_TORTURE` seconds.
+    fn torture(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        let mut arguments = self.arguments("torture", self.size);
+        let seed =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |t| t.as_secs());
+        arguments.extend(["--seconds".into(), setting("TRAP_TORTURE", "15")]);
+        arguments.push(setting("TRAP_SEED", &seed.to_string()));
+        let run = self.under_pageout(self.size / 2, &arguments)?;
+        let time: u64 = setting("TRAP_TORTURE", "15").parse().map_err(|_| "TRAP_TORTURE takes seconds")?;
+        let watched = Watched::start(run.command, Vec::new())?;
+        let done = watched.finish(self.timeout + Duration::from_secs(time))?;
+        let wrong = done.stderr.lines().any(|line| line.contains("wrong:") || line.contains("killed"));
+        if done.code() != 0 || !done.stdout.ends_with("ok\n") || wrong {
+            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+        }
+        let out = swapped_out(&run.stats)?;
+        eprintln!("tree-torture: {} {out} pages out", done.stdout.lines().next().unwrap_or_default());
+        if out == 0 {
             return Err("nothing was swapped out".into());
         }
         Ok(())

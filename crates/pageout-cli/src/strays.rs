@@ -1,9 +1,9 @@
 //! Descendants that run without the agent: said once for each program, or killed with `--strict`.
 //!
-//! The agent says hello before `main`. So a process that two looks at /proc, a fifth of a second apart, find without
-//! a connection has none to come.
+//! The agent says hello before `main`, and a fork's child before it goes on. So a process that looks at /proc find
+//! without a connection for a second, where the machine is busy, has none to come.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ use crate::tree::{self, Process};
 
 /// Between two looks, at first and with `--strict` always.
 const SHORTEST: Duration = Duration::from_millis(200);
+/// How long a process may take to say hello.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks in the end: a look reads all of /proc.
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -24,8 +26,8 @@ pub struct Strays {
     strict: bool,
     interval: Duration,
     next: Instant,
-    /// Without a connection at the last look: number and start.
-    suspects: HashSet<(i32, u64)>,
+    /// Without a connection at the last look, number and start, and since when.
+    suspects: HashMap<(i32, u64), Instant>,
     /// Programs that were told of.
     told: HashSet<PathBuf>,
 }
@@ -34,7 +36,7 @@ impl Strays {
     /// Nothing seen yet. `strict`: kill them.
     pub fn new(strict: bool) -> Self {
         let next = Instant::now() + SHORTEST;
-        Self { strict, interval: SHORTEST, next, suspects: HashSet::new(), told: HashSet::new() }
+        Self { strict, interval: SHORTEST, next, suspects: HashMap::new(), told: HashSet::new() }
     }
 
     /// Until the next look.
@@ -46,15 +48,16 @@ impl Strays {
     pub fn look(&mut self, known: &HashSet<i32>) {
         let alone = tree::descendants(std::process::id() as i32);
         let alone = alone.into_iter().filter(|p| !p.ending && !known.contains(&p.pid));
-        let mut suspects = HashSet::new();
-        let mut news = false;
+        let mut suspects = HashMap::new();
+        let (now, mut news) = (Instant::now(), false);
         for process in alone {
             let identity = (process.pid, process.started);
-            match self.suspects.contains(&identity) {
+            let since = self.suspects.get(&identity).copied().unwrap_or(now);
+            match now - since >= PATIENCE {
                 true => self.treat(&process),
                 false => news = true,
             }
-            suspects.insert(identity);
+            suspects.insert(identity, since);
         }
         self.suspects = suspects;
         if !self.strict {

@@ -305,7 +305,7 @@ fn aside_role() {
     let (keeper, ..) = Keeper::served();
     keeper.say(Kind::Bye, 3, 0, 0);
     drop(keeper);
-    thread::sleep(Duration::from_millis(800));
+    thread::sleep(Duration::from_millis(1500));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_process_whose_keeper_stepped_aside_is_no_stray() {
 /// Starts a program that no library is preloaded into.
 fn cleared_role() {
     let (_keeper, ..) = Keeper::served();
-    let status = Command::new("sleep").arg("1").env_clear().status().unwrap();
+    let status = Command::new("sleep").arg("2").env_clear().status().unwrap();
     println!("{status}");
 }
 

@@ -1,10 +1,14 @@
 //! Several programs under one limit.
 
+use super::load::Dice;
 use super::procs::own_program;
-use super::span::PAGE;
+use super::span::{Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use std::ffi::CString;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
@@ -15,6 +19,13 @@ pub const TRAPS: &[Trap] = &[
         .helper(),
     Trap::new("tree-need", "idle with most of the limit while another program needs as much", tree_need)
         .helper(),
+    Trap::new(
+        "torture",
+        "[SEED]: up to 30 processes that fork, exec, exit, kill, detach and close at random, for --seconds",
+        torture,
+    )
+    .helper(),
+    Trap::new("torture-node", "SEED FILE MILLISECONDS: one of them, after exec", torture_node).helper(),
     Trap::new("member", "one of them: fills and checks --size, again and again", member).helper(),
     Trap::new("needy", "one of them: touches --size twice, and must keep most of it", needy).helper(),
 ];
@@ -124,4 +135,222 @@ fn needy(ctx: &Ctx) -> Outcome {
     let resident = sys::resident(field)?;
     ensure!(resident * 2 >= field.pages(), "has {resident} of its {} pages", field.pages());
     Ok(())
+}
+
+/// Processes at once.
+const NODES: usize = 30;
+/// How long the last may take to end.
+const AFTERMATH: Duration = Duration::from_secs(20);
+
+/// What all processes of a torture share: a word of a mapped file for each process that lives, and one for errors.
+struct Board(&'static [AtomicU32]);
+
+impl Board {
+    fn open(path: &str) -> Result<Self, Stop> {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let span = sys::map_file(0, PAGE, protection, flags, std::os::fd::AsRawFd::as_raw_fd(&file))?;
+        // SAFETY: one page of numbers that stays mapped.
+        Ok(Board(unsafe { std::slice::from_raw_parts(span.as_ptr::<AtomicU32>().cast_const(), PAGE / 4) }))
+    }
+
+    fn nodes(&self) -> &[AtomicU32] {
+        &self.0[1..=NODES]
+    }
+
+    fn has_failed(&self) -> bool {
+        self.0[0].load(Ordering::SeqCst) != 0
+    }
+
+    fn enter(&self, pid: u32) -> bool {
+        self.nodes()
+            .iter()
+            .any(|node| node.compare_exchange(0, pid, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+    }
+
+    fn leave(&self, pid: u32) {
+        for node in self.nodes() {
+            let _ = node.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    fn living(&self) -> usize {
+        self.nodes().iter().filter(|node| node.load(Ordering::SeqCst) != 0).count()
+    }
+}
+
+fn torture(ctx: &Ctx) -> Outcome {
+    let seed = ctx.args.first().and_then(|seed| seed.parse().ok()).unwrap_or(std::process::id() as usize);
+    println!("seed {seed}");
+    let path = std::env::temp_dir().join(format!("torture-{}", std::process::id()));
+    let path = path.to_str().ok_or_else(|| Stop::Wrong("an odd TMPDIR".into()))?.to_owned();
+    std::fs::write(&path, [0u8; PAGE])?;
+    let board = Board::open(&path)?;
+    let deadline = Instant::now() + ctx.time;
+    while Instant::now() < deadline && !board.has_failed() {
+        let mut turn = seed;
+        while board.living() < 3 {
+            turn += 7919;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let node =
+                Node { seed: turn, size: ctx.size / 8, path: path.clone(), until: Instant::now() + left };
+            sys::fork(|| node.live())?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        // SAFETY: asks for any child.
+        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+    }
+    let last = Instant::now() + AFTERMATH;
+    while board.living() > 0 && Instant::now() < last {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let left = board.living();
+    let _ = std::fs::remove_file(&path);
+    ensure!(!board.has_failed(), "a process found something wrong; seed {seed}");
+    ensure!(left == 0, "{left} processes did not end; seed {seed}");
+    Ok(())
+}
+
+fn torture_node(ctx: &Ctx) -> Outcome {
+    let [seed, path, left] = ctx.args.as_slice() else {
+        return Err(Stop::Wrong("torture-node SEED FILE MILLISECONDS".into()));
+    };
+    let number = |text: &String| text.parse::<u64>().map_err(|_| Stop::Wrong(format!("no number: {text}")));
+    let until = Instant::now() + Duration::from_millis(number(left)?);
+    Node { seed: number(seed)? as usize, size: ctx.size, path: path.clone(), until }.live()
+}
+
+/// One process of a torture.
+struct Node {
+    seed: usize,
+    size: usize,
+    path: String,
+    until: Instant,
+}
+
+impl Node {
+    fn live(&self) -> Outcome {
+        // Without it all is over: whoever looked did not see this one coming.
+        let Ok(board) = Board::open(&self.path) else { return Ok(()) };
+        let me = std::process::id();
+        // After exec it is there already.
+        let known = board.nodes().iter().any(|node| node.load(Ordering::SeqCst) == me);
+        if !known && !board.enter(me) {
+            return Ok(());
+        }
+        let lived = self.act(&board);
+        if let Err(stop) = &lived {
+            let why = match stop {
+                Stop::Wrong(why) | Stop::Skip(why) => why,
+            };
+            eprintln!("wrong: process {me}, seed {}: {why}", self.seed);
+            board.0[0].store(1, Ordering::SeqCst);
+        }
+        board.leave(me);
+        lived
+    }
+
+    fn act(&self, board: &Board) -> Outcome {
+        let mut dice = Dice::new(self.seed);
+        let field = sys::map(self.size / PAGE * PAGE)?;
+        field.fill(1);
+        let mut generation = 1;
+        let mut children: Vec<libc::pid_t> = Vec::new();
+        while Instant::now() < self.until && !board.has_failed() {
+            match dice.roll(16) {
+                0..=3 => field.check(generation)?,
+                4..=7 => {
+                    field.check(generation)?;
+                    generation = generation % 1000 + 1;
+                    field.fill(generation);
+                }
+                8..=10 => children.extend(self.bear(board, &mut dice, field, generation)?),
+                11 => {
+                    // One that goes on by itself.
+                    let seed = dice.roll(1 << 30);
+                    let between = sys::fork(|| {
+                        // SAFETY: no arguments.
+                        unsafe { libc::setsid() };
+                        sys::fork(|| Node { seed, path: self.path.clone(), ..*self }.live())?;
+                        Ok(())
+                    })?;
+                    sys::wait_for(between, 0)?;
+                }
+                12 => {
+                    if let Some(child) = children.pop() {
+                        // SAFETY: a child that was not waited for.
+                        unsafe { libc::kill(child, libc::SIGKILL) };
+                        let mut status = 0;
+                        // SAFETY: the integer takes the status.
+                        sys::ret("waitpid", unsafe { libc::waitpid(child, &mut status, 0) })?;
+                        board.leave(child as u32);
+                    }
+                }
+                // SAFETY: nothing of ours is beyond the third.
+                13 => unsafe {
+                    libc::close_range(3, libc::c_uint::MAX, 0);
+                },
+                14 if dice.roll(3) == 0 => self.become_another(dice.roll(1 << 30))?,
+                15 if dice.roll(4) == 0 => break,
+                _ => std::thread::sleep(Duration::from_millis(dice.roll(10) as u64)),
+            }
+            children.retain(|child| {
+                let mut status = 0;
+                // SAFETY: the integer takes the status.
+                let ended = unsafe { libc::waitpid(*child, &mut status, libc::WNOHANG) } == *child;
+                if ended && (!libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != 0) {
+                    eprintln!("wrong: a child of seed {} ended with {status:#x}", self.seed);
+                    board.0[0].store(1, Ordering::SeqCst);
+                }
+                !ended
+            });
+        }
+        field.check(generation)
+    }
+
+    /// A child that checks what it inherits, and then lives.
+    fn bear(
+        &self,
+        board: &Board,
+        dice: &mut Dice,
+        field: Span,
+        generation: u16,
+    ) -> Result<Option<libc::pid_t>, Stop> {
+        if board.living() >= NODES - 2 {
+            return Ok(None);
+        }
+        let seed = dice.roll(1 << 30);
+        let again = dice.roll(2) == 0;
+        let child = sys::fork(|| {
+            field.check(generation)?;
+            field.fill(generation + 1);
+            if again {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            field.check(generation + 1)?;
+            sys::unmap(field)?;
+            Node { seed, path: self.path.clone(), ..*self }.live()
+        })?;
+        Ok(Some(child))
+    }
+
+    fn become_another(&self, seed: usize) -> Outcome {
+        let program = CString::new(own_program()?.as_os_str().as_bytes()).expect("no zero in a path");
+        let left = self.until.saturating_duration_since(Instant::now()).as_millis();
+        let words = [
+            "torture-node",
+            "--size",
+            &format!("{}K", self.size >> 10),
+            &seed.to_string(),
+            &self.path,
+            &left.to_string(),
+        ];
+        let words: Vec<CString> = words.iter().map(|word| CString::new(*word).expect("no zero")).collect();
+        let mut argv = vec![program.as_ptr()];
+        argv.extend(words.iter().map(|word| word.as_ptr()));
+        argv.push(std::ptr::null());
+        // SAFETY: strings that end with zero, and a null behind them.
+        unsafe { libc::execv(program.as_ptr(), argv.as_ptr()) };
+        Err(Stop::Wrong(format!("execv: errno {}", sys::errno())))
+    }
 }
