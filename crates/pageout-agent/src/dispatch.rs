@@ -133,6 +133,10 @@ unsafe extern "C" fn dispatched(signal: c_int, info: *const u8, context: *mut u6
                 off();
                 fork_by(number, arguments)
             }
+            raw::__NR_clone3 if is_plain_clone3(arguments[0]) => {
+                off();
+                fork_by(number, arguments)
+            }
             raw::__NR_fork => {
                 off();
                 fork_by(number, arguments)
@@ -170,6 +174,19 @@ unsafe fn set_mask(arguments: [usize; 6], mask: &mut u64) -> Result<usize, Errno
         }
     }
     Ok(0)
+}
+
+/// Is it a fork whose child goes on on the same stack?
+///
+/// # Safety
+/// The argument is clone3's structure.
+unsafe fn is_plain_clone3(structure: usize) -> bool {
+    /// Where the flags are, and the stack: numbers of 8 bytes.
+    const FLAGS: usize = 0;
+    const STACK: usize = 5;
+    let structure = structure as *const u64;
+    // SAFETY: by contract.
+    unsafe { structure.add(FLAGS).read() & u64::from(raw::CLONE_VM) == 0 && structure.add(STACK).read() == 0 }
 }
 
 /// The clone itself.

@@ -177,3 +177,56 @@ impl Place {
         Some(self.slots.look(Entry::from_raw(raw)?).ok()?.1)
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::device::faulty::FaultyDevice;
+    use std::sync::Mutex;
+
+    /// Gives the trunks that it was told to.
+    struct Trunks(Mutex<Vec<u32>>);
+
+    impl Lessor for Trunks {
+        fn lease(&self, _: usize) -> Option<u32> {
+            self.0.lock().unwrap().pop()
+        }
+
+        fn give_back(&self, _: usize, _: u32) {}
+    }
+
+    fn place(trunks: &[u32]) -> Place {
+        let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: 0, first: 0 };
+        let device: Box<dyn Device> = Box::new(FaultyDevice::memory(1 << 20, 1).unwrap());
+        Place::new(1, [(config, device)], Box::new(Trunks(Mutex::new(trunks.to_vec()))))
+    }
+
+    #[test]
+    fn a_slot_with_two_names_is_known() {
+        let parent = place(&[3]);
+        let (one, _) = parent.alloc(0, 1, 7).unwrap();
+        assert!(!parent.is_shared(one));
+        parent.dup(one, 1);
+        assert!(parent.is_shared(one));
+        parent.put(one, 1);
+        assert!(!parent.is_shared(one));
+        assert_eq!(parent.swapped(), 1);
+    }
+
+    #[test]
+    fn a_child_never_counts_what_its_parent_counts() {
+        let parent = place(&[3]);
+        let (theirs, n) = parent.alloc(0, 16, 7).unwrap();
+        let child = place(&[4]);
+        child.read_from_others((0..n as u64).map(|i| theirs + i));
+        child.dup(theirs, n);
+        assert!(child.is_shared(theirs));
+        let (own, _) = child.alloc(0, 1, 7).unwrap();
+        assert_ne!(trunk_of(Entry::from_raw(own).unwrap()), trunk_of(Entry::from_raw(theirs).unwrap()));
+        assert!(!child.is_shared(own));
+        // And gives it up as often as it likes.
+        child.put(theirs, n);
+        assert_eq!((child.swapped(), parent.count(theirs)), (1, Some(1)));
+        assert!(child.locate(theirs).is_some());
+    }
+}
