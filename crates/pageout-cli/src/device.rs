@@ -33,6 +33,8 @@ pub struct Device {
     pub file: File,
     /// As users know it.
     pub name: String,
+    /// The file or disk that was named, from the root on.
+    pub path: Option<PathBuf>,
     /// Whole trunks that it holds.
     pub trunks: u64,
     /// What processes are told.
@@ -64,12 +66,25 @@ impl Device {
             flags: u32::from(discards) | u32::from(spec.rotational) << 1,
             slots: trunks * TRUNK_SLOTS,
         };
-        Ok(Self { file, name, trunks, settings, discards, is_block_device, header, held, _made: made })
+        let path = match &spec.place {
+            Place::Path(path) => std::path::absolute(path).ok(),
+            Place::Memory | Place::Unnamed => None,
+        };
+        Ok(Self { file, name, path, trunks, settings, discards, is_block_device, header, held, _made: made })
     }
 
     /// Name and size of what would be opened; nothing is made.
     pub fn plan(spec: &Spec) -> Result<(String, Bytes)> {
         Opened::of(spec, true).map(|opened| (opened.name, opened.size))
+    }
+
+    /// What `swapon --show` would call its type.
+    pub fn kind(&self) -> &'static str {
+        match (self.is_block_device, &self.path) {
+            (true, _) => "partition",
+            (false, None) if self.name == "mem" => "memory",
+            _ => "file",
+        }
     }
 
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.

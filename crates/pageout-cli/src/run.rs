@@ -75,7 +75,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     // A reader of the program's output must see its end when the program ends, not when we do.
     sys::let_go_of_standard_streams();
 
-    server.report().set_main(main);
+    let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
+    server.set_main(main, name.to_string_lossy().into_owned());
     let status = look_after(main, &signals, &mut server, Strays::new(config.strict))?;
     server.close();
     if let Some(place) = place {

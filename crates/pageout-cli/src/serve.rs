@@ -19,7 +19,7 @@ use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
-use crate::device::Device;
+use crate::device::{Device, PAGE};
 use crate::directory;
 use crate::report::{Counters, Report};
 use crate::say;
@@ -28,6 +28,7 @@ use crate::size::Bytes;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
 use crate::trunks::Trunks;
+use crate::view::{DeviceView, ProcessView, State, View};
 
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
@@ -58,6 +59,9 @@ pub struct Server {
     settings: Settings,
     seats: Seats,
     report: Report,
+    /// The program that the run is for: number and name.
+    program: (i32, String),
+    started: Instant,
 }
 
 /// The socket and its name, which goes when it goes.
@@ -79,6 +83,10 @@ struct Connection {
     socket: OwnedFd,
     /// Number of the process at the other end, as the kernel knows it.
     peer: i32,
+    /// Its user.
+    uid: u32,
+    /// It is no keeper: it only looks.
+    looks: bool,
     /// Set by `Hello`.
     client: Option<Client>,
     /// Reason of the `Bye`, if it came.
@@ -163,12 +171,51 @@ impl Server {
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
+            program: (0, String::new()),
+            started: Instant::now(),
         })
     }
 
     /// What processes find in PAGEOUT_RUN.
     pub fn socket_path(&self) -> &Path {
         &self.listener.path
+    }
+
+    /// The program that the run is for.
+    pub fn set_main(&mut self, pid: i32, name: String) {
+        self.report.set_main(pid);
+        self.program = (pid, name);
+    }
+
+    /// All that there is to see.
+    fn view(&self) -> View {
+        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
+        let clients = clients.map(|client| (client, None));
+        let clients: Vec<_> =
+            clients.chain(self.leaving.iter().map(|l| (&l.client, Some(State::Ending)))).collect();
+        let used = |index: usize| {
+            let pages =
+                clients.iter().map(|(client, _)| client.stats.stats().device_pages[index].load(Relaxed));
+            pages.sum::<u64>() * PAGE
+        };
+        let devices = self.devices.iter().enumerate();
+        let of_client = |(client, state): &(&Client, Option<State>)| {
+            ProcessView::of(client.pid, client.name.clone(), *state, client.stats.stats())
+        };
+        let aside = self.aside.iter().filter_map(|(pid, started)| {
+            let process = Process::of(*pid).filter(|now| now.started == *started)?;
+            Some(ProcessView::unlimited(*pid, process.name))
+        });
+        View {
+            run: std::process::id() as i32,
+            main: self.program.0,
+            program: self.program.1.clone(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            limit_bytes: self.settings.limit_bytes,
+            devices: devices.map(|(index, (device, _))| DeviceView::of(device, used(index))).collect(),
+            processes: clients.iter().map(of_client).chain(aside).collect(),
+            ended: self.report.total().json(),
+        }
     }
 
     /// The counters so far; whole once nobody is served any more.
@@ -181,7 +228,7 @@ impl Server {
         self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
         let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
         let clients = clients.chain(self.leaving.iter().map(|l| &l.client)).map(|client| client.pid);
-        let keepers = self.connections.iter().map(|connection| connection.peer);
+        let keepers = self.connections.iter().filter(|c| !c.looks).map(|connection| connection.peer);
         clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
     }
 
@@ -191,9 +238,9 @@ impl Server {
         clients.chain(self.leaving.iter().map(|l| &l.client)).any(|client| !client.has_ended())
     }
 
-    /// Whether anybody is connected, or not yet gone.
+    /// Whether any keeper is connected, or its process not yet gone.
     pub fn is_idle(&self) -> bool {
-        self.connections.is_empty() && self.leaving.is_empty()
+        self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
     }
 
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.
@@ -266,7 +313,14 @@ impl Server {
             let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
             let me = std::process::id() as i32;
             if uid == sys::euid() || tree::descends_from(peer, me) {
-                self.connections.push(Connection { socket, peer, client: None, bye: None });
+                self.connections.push(Connection {
+                    socket,
+                    peer,
+                    uid,
+                    looks: false,
+                    client: None,
+                    bye: None,
+                });
             } else {
                 say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
             }
@@ -293,6 +347,8 @@ impl Server {
                 match error.downcast_ref::<io::Error>().map(io::Error::kind) {
                     // It ended before it had its answer.
                     Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+                    // Who only looks and does not read is not waited for.
+                    Some(io::ErrorKind::WouldBlock) if self.connections[index].looks => {}
                     _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),
                 }
                 return false;
@@ -310,6 +366,9 @@ impl Server {
         message: &Message,
         fds: Vec<OwnedFd>,
     ) -> Result<()> {
+        if kind == Some(Kind::Look) && self.connections[index].client.is_none() {
+            return self.show(index);
+        }
         let connection = &mut self.connections[index];
         match (kind, &mut connection.client) {
             (Some(Kind::Hello), None) => {
@@ -378,6 +437,17 @@ impl Server {
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
         Ok(())
+    }
+
+    /// Answers who looks. The processes of the tree may be another user's; they see nothing.
+    fn show(&mut self, index: usize) -> Result<()> {
+        if self.connections[index].uid != sys::euid() {
+            return Err(anyhow!("of user {}: looks at another user's run", self.connections[index].uid));
+        }
+        self.connections[index].looks = true;
+        let file = self.view().file()?;
+        let answer = Message::new(Kind::View, 0, 0, 0);
+        Ok(sys::send(self.connections[index].socket.as_fd(), answer.as_bytes(), &[file.as_fd()])?)
     }
 
     /// What a connection that ended means for its process.

@@ -20,6 +20,10 @@
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
 //!   Bye {reason}                      ──►                        the keeper ends on purpose
+//!
+//! controller (of the same user)            run
+//!   Look                              ──►
+//!                                     ◄──  View              + [memfd of JSON: all that there is to see]
 //! ```
 //! After `Holding`, an end of the connection without `Bye` while the program lives is fatal for it.
 //! If `run` is the one that ends, keepers go on with what they have.
@@ -56,6 +60,10 @@ pub enum Kind {
     /// `a` 0: the program ended, 1: it executed another program, 2: the engine stops and the program
     /// must be stopped (a `Log` before says why), 3: the keeper steps aside and nothing is out.
     Bye = 8,
+    /// Not from a keeper: what is there to see?
+    Look = 9,
+    /// The answer comes along as a file.
+    View = 10,
     /// `a` a number of the run's; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
     /// no file, if there is none.
     Bequest = 16,
@@ -69,7 +77,7 @@ impl Kind {
     /// The kind with this number.
     pub fn from_raw(raw: u32) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Bequest, Inherit, Cancel]
+        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, Bequest, Inherit, Cancel]
             .into_iter()
             .find(|k| *k as u32 == raw)
     }

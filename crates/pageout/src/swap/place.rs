@@ -4,7 +4,8 @@
 //! [`Lessor`] is asked, by reclaim only, never on the fault path.
 
 use crate::device::Device;
-use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, SLOT_BYTES, TRUNK_SLOTS};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots};
+use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES, TRUNK_SLOTS};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -37,6 +38,8 @@ pub struct Place {
     /// A slot may have more than one name.
     shares: AtomicBool,
     swapped: AtomicU64,
+    /// The same by device number.
+    used: [AtomicU64; MAX_DEVICES],
     full: AtomicBool,
 }
 
@@ -52,6 +55,7 @@ impl Place {
             .into_iter()
             .filter_map(|(config, device)| Some((slots.swapon(config).ok()?, device)))
             .collect();
+        let used = core::array::from_fn(|_| AtomicU64::new(0));
         Self {
             slots,
             devices,
@@ -59,7 +63,16 @@ impl Place {
             foreign: OnceBox::new(),
             shares: AtomicBool::new(false),
             swapped: AtomicU64::new(0),
+            used,
             full: AtomicBool::new(false),
+        }
+    }
+
+    /// `n` names of slots from `entry` on came to be.
+    fn named(&self, entry: Entry, n: usize) {
+        self.swapped.fetch_add(n as u64, Relaxed);
+        if let Some(id) = entry.device() {
+            self.used[id.index()].fetch_add(n as u64, Relaxed);
         }
     }
 
@@ -69,7 +82,7 @@ impl Place {
         let mut order = (usize::BITS - 1 - n.leading_zeros()) as u8;
         loop {
             if let Some(entry) = self.slots.alloc(cpu, order, Owner { space: 0, page }) {
-                self.swapped.fetch_add(1 << order, Relaxed);
+                self.named(entry, 1 << order);
                 return Some((entry.raw(), 1 << order));
             }
             // A fresh trunk keeps large runs whole; only when there is none are they cut up.
@@ -99,6 +112,9 @@ impl Place {
             }
         }
         self.swapped.fetch_sub(n as u64, Relaxed);
+        if let Some(id) = entry.device() {
+            self.used[id.index()].fetch_sub(n as u64, Relaxed);
+        }
     }
 
     /// One more page names each of `n` slots.
@@ -110,7 +126,7 @@ impl Place {
                 panic!("slot counted though free: {wrong:?}");
             }
         }
-        self.swapped.fetch_add(n as u64, Relaxed);
+        self.named(entry, n);
     }
 
     /// From here on the trunks of these entries, which are not this process's, are read from, and their slots counted
@@ -169,6 +185,11 @@ impl Place {
     /// Names of slots in use.
     pub fn swapped(&self) -> u64 {
         self.swapped.load(Relaxed)
+    }
+
+    /// The same of one device, by its place in the list of devices.
+    pub fn used(&self, device: usize) -> u64 {
+        self.devices.get(device).map_or(0, |(id, _)| self.used[id.index()].load(Relaxed))
     }
 
     /// How many page words name the slot of an entry, as its own word says; for tests.
