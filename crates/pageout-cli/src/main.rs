@@ -12,6 +12,7 @@ mod doctor;
 mod kernel;
 mod man;
 mod memory;
+mod mounts;
 mod options;
 mod program;
 mod ps;
@@ -26,6 +27,7 @@ mod size;
 mod spec;
 mod stat;
 mod strays;
+mod swap;
 mod sys;
 mod table;
 mod tree;
@@ -67,6 +69,8 @@ fn carry_out(verb: &Verb) -> Result<i32> {
         Verb::Ps(options) => ps::ps(options),
         Verb::Show(options) => show::show(options),
         Verb::Stat(options) => stat::stat(options),
+        Verb::Swapon(options) => swap::on(options),
+        Verb::Swapoff(options) => swap::off(options),
         Verb::Doctor(options) => doctor::doctor(options),
         Verb::Completions { shell } => {
             clap_complete::generate(*shell, &mut Options::command(), "pageout", &mut std::io::stdout());

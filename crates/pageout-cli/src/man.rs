@@ -65,10 +65,10 @@ const SECTIONS: [(&str, &[&str]); 11] = [
     (
         "RUNNING TREES",
         &[
-            "pageout ps, show and stat look at trees that run already: those of the same user, by their sockets in the \
+            "pageout ps, show and stat look at trees that run already, swapon and swapoff change them: those of the same user, by their sockets in the \
              runtime directory (FILES). A tree is named with --run by the process number of its pageout or of any of its \
-             processes, or by the name of its program. Without --run ps and show list all trees; stat takes the \
-             only one.",
+             processes, or by the name of its program. Without --run ps and show list all trees; the others take \
+             the only one.",
             "ps: PID and NAME of each process, its RESIDENT memory and LIMIT, what it has SWAPPED out, the FAULTS that \
              were answered, and the STATE of its engine: watching (far from the limit, nothing can go yet), swapping, \
              ending, or unlimited. RUN is the process number of pageout. Figures are those of the engine's last look, at \
@@ -80,6 +80,16 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
              room themselves (stalls). The first line is about the time since the start, each later one about the time \
              since the line before. It counts on while processes come and go, and ends with the tree.",
+            "swapon: another device for all processes of the tree, by the rules of --swap (SWAP DEVICES). It is opened by \
+             the tree's pageout, with its rights. What a process has of other devices by then is used up first. A tree \
+             has at most 8 devices.",
+            "swapoff: NAME is as show says it. What processes have there comes home, and what does not fit below the limit \
+             goes to the other devices; USED of show says how much is left. It is refused when there is no room for it. When \
+             the room is taken by others meanwhile it waits until there is some, or a swapon brings some. What \
+             children of a fork read from their parent's swap stays until they have ended or executed another program, and \
+             swapoff waits for them. pageout swapoff \
+             returns when the device is closed; interrupted (Ctrl-C) it leaves the device on, and what came home stays \
+             there.",
         ],
     ),
     (
@@ -153,7 +163,7 @@ pub fn write(to: &mut dyn Write) -> Result<()> {
     synopsis(to, &command)?;
     man.render_description_section(to)?;
     for verb in command.get_subcommands() {
-        if ["run", "ps", "show", "stat"].contains(&verb.get_name()) {
+        if ["run", "ps", "show", "stat", "swapon", "swapoff"].contains(&verb.get_name()) {
             section(to, &format!("OPTIONS OF {}", verb.get_name().to_uppercase()), |page| {
                 options(page, verb)
             })?;
@@ -184,6 +194,8 @@ fn synopsis(to: &mut dyn Write, command: &Command) -> io::Result<()> {
                 "run" => " [OPTIONS] [--] COMMAND [ARG...]",
                 "ps" | "show" | "doctor" => " [OPTIONS]",
                 "stat" => " [OPTIONS] [DELAY [COUNT]]",
+                "swapon" => " SPEC [--run ID]",
+                "swapoff" => " NAME [--run ID]",
                 "completions" => " SHELL",
                 _ => "",
             };

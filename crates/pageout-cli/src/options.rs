@@ -26,6 +26,10 @@ pub enum Verb {
     Show(ShowOptions),
     /// Show what a running tree swaps, again and again
     Stat(StatOptions),
+    /// Give a running tree another swap device
+    Swapon(SwaponOptions),
+    /// Take a swap device from a running tree: what is there comes home or goes to the others
+    Swapoff(SwapoffOptions),
     /// Say what this kernel and user may do, with the line that mends each lack
     Doctor(SettingOptions),
     /// Write the completions for a shell to standard output
@@ -101,6 +105,28 @@ pub struct WhichRun {
     /// The tree: process id of pageout or of a process of the tree, or the name of its program
     #[arg(long, value_name = "ID")]
     pub run: Option<String>,
+}
+
+/// `pageout swapon`.
+#[derive(Debug, Args)]
+pub struct SwaponOptions {
+    /// The device, as --swap of run takes it: PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
+    #[arg(value_name = "SPEC")]
+    pub spec: String,
+
+    #[command(flatten)]
+    pub which: WhichRun,
+}
+
+/// `pageout swapoff`.
+#[derive(Debug, Args)]
+pub struct SwapoffOptions {
+    /// The device, as pageout show names it
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    #[command(flatten)]
+    pub which: WhichRun,
 }
 
 /// `pageout ps`.

@@ -56,7 +56,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
     let agent = agent::ready(false)?;
-    let settings = settings(&config, &devices);
+    let settings = settings(&config);
     let mut server = Server::start(devices, settings)?;
 
     let watched: Vec<i32> = ENDING.into_iter().chain(OTHERS).chain([libc::SIGCHLD]).collect();
@@ -128,16 +128,15 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
     }
 }
 
-fn settings(config: &Config, devices: &[Device]) -> Settings {
-    let mut device = [DeviceSettings::default(); DEVICES];
-    device.iter_mut().zip(devices).for_each(|(to, from)| *to = from.settings);
+/// All but the devices, which come and go.
+fn settings(config: &Config) -> Settings {
     Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
         log_level: say::level(),
-        devices: devices.len() as u32,
-        device,
+        devices: 0,
+        device: [DeviceSettings::default(); DEVICES],
     }
 }
 

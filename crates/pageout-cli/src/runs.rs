@@ -3,12 +3,13 @@
 //! Only the user's own runtime directory is looked into, and only if nobody else can enter it.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use pageout::wire::{Kind, Message};
+use serde_json::Value;
 
 use crate::directory;
 use crate::say;
@@ -19,6 +20,17 @@ use crate::view::View;
 /// How long a run may take to answer. It answers at once unless it is stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// What became of a switch.
+#[derive(Debug)]
+pub enum Switched {
+    /// It is done.
+    Done,
+    /// It is begun.
+    UnderWay,
+    /// It is not done, and why.
+    Refused(String),
+}
+
 /// A connection to a run.
 #[derive(Debug)]
 pub struct Run {
@@ -28,6 +40,31 @@ pub struct Run {
 }
 
 impl Run {
+    /// Says what to switch; the answers come by [`Run::switched`].
+    pub fn switch(&self, off: bool, what: &Value) -> Result<()> {
+        let file = sys::file_of(c"pageout-switch", what.to_string().as_bytes())?;
+        let message = Message::new(Kind::Switch, off.into(), 0, 0);
+        match sys::send(self.socket.as_fd(), message.as_bytes(), &[file.as_fd()]) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => bail!("the tree has ended"),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// What became of it so far; waits.
+    pub fn switched(&self) -> Result<Switched> {
+        let (message, fds) = match self.hear(None)? {
+            Some((Kind::Switched, message, fds)) => (message, fds),
+            _ => bail!("the tree has ended, or is of another version of pageout"),
+        };
+        let mut words = String::new();
+        File::from(fds.into_iter().next().context("no answer")?).read_to_string(&mut words)?;
+        Ok(match message.a {
+            0 => Switched::Done,
+            2 => Switched::UnderWay,
+            _ => Switched::Refused(words),
+        })
+    }
+
     /// What there is to see; none once the run has ended.
     pub fn look(&self) -> Result<Option<View>> {
         let Some((Kind::View, _, fds)) = self.ask(&Message::new(Kind::Look, 0, 0, 0))? else {
@@ -70,8 +107,8 @@ impl Run {
         }
     }
 
-    /// Waits, at most until `deadline`, for the run to end; whether it did.
-    pub fn ends_before(&self, deadline: Instant) -> Result<bool> {
+    /// Waits, at most until `deadline`, for the run to say something unasked, or to end; whether it did.
+    pub fn stirs_before(&self, deadline: Instant) -> Result<bool> {
         let patience = deadline.saturating_duration_since(Instant::now());
         let ready = sys::poll(&[(self.socket.as_fd(), libc::POLLIN)], Some(patience))?;
         Ok(ready[0] != 0)

@@ -93,6 +93,7 @@ mod tests {
             size_bytes,
             used_bytes,
             priority,
+            leaving: false,
         };
         let devices = [
             device("/dev/sda2", "partition", 3_906_556 << 10, 0, -2),

@@ -51,7 +51,7 @@ pub fn stat(options: &StatOptions) -> Result<i32> {
         due += delay;
         // Whoever was stopped meanwhile does not catch up on the lines that were missed.
         due = due.max(Instant::now());
-        if run.ends_before(due)? {
+        if run.stirs_before(due)? {
             break;
         }
         let Some(now) = run.look()? else { break };

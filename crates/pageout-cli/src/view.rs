@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
@@ -10,7 +9,8 @@ use pageout::stats::Stats;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 
-use crate::device::{Device, TRUNK};
+use crate::device::TRUNK;
+use crate::mounts::Mount;
 use crate::report::Counters;
 use crate::sys;
 
@@ -49,6 +49,8 @@ pub struct DeviceView {
     pub used_bytes: u64,
     /// Higher is used first.
     pub priority: i32,
+    /// It is on its way off.
+    pub leaving: bool,
 }
 
 /// A process of a run.
@@ -80,10 +82,7 @@ pub enum State {
 impl View {
     /// As a file to send.
     pub fn file(&self) -> io::Result<File> {
-        let text = serde_json::to_vec(self)?;
-        let file = sys::memfd(c"pageout-view", text.len() as u64, true)?;
-        file.write_all_at(&text, 0)?;
-        Ok(file)
+        sys::file_of(c"pageout-view", &serde_json::to_vec(self)?)
     }
 
     /// From the file that came.
@@ -107,14 +106,14 @@ impl View {
 
 impl DeviceView {
     /// What there is to see of a device.
-    pub fn of(device: &Device, used_bytes: u64) -> Self {
-        let shown = device.path.as_ref().map(|path| path.display().to_string());
+    pub fn of(Mount { device, leaving, .. }: &Mount, used_bytes: u64) -> Self {
         Self {
-            name: shown.unwrap_or_else(|| device.name.clone()),
+            name: device.shown(),
             kind: device.kind().into(),
             size_bytes: device.trunks * TRUNK.0,
             used_bytes,
             priority: device.settings.priority,
+            leaving: *leaving,
         }
     }
 }

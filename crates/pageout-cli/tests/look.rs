@@ -201,7 +201,8 @@ fn several_trees() {
     let (first, second) = (here.start("one"), here.0.path("y"));
     // Two runs cannot have the same swap file.
     fs::create_dir(&second).unwrap();
-    let mut other = here.command(&["run", "-s", "mem,size=64M", "--", "sh", "-c", "echo ready; read line; true"]);
+    let mut other =
+        here.command(&["run", "-s", "mem,size=64M", "--", "sh", "-c", "echo ready; read line; true"]);
     let mut other = other.current_dir(&second).stdin(Stdio::piped()).spawn().unwrap();
     other.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     let show = here.shows(&["show", "--raw"]);
