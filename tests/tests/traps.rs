@@ -11,7 +11,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
 use pageout_tests::trap::{self, End, Trap};
 use pageout_tests::units::{in_mib, parse_size};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::RwLock;
@@ -45,6 +45,9 @@ fn main() -> ExitCode {
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
+    for name in ["random", "mremap-race", "dontneed-race", "tree"] {
+        trials.push(beside_others(format!("switch-{name}"), move || settings.switched(name)));
+    }
     for (how, most) in [("one", 2), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
         for threads in 1..=most {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
@@ -229,6 +232,30 @@ impl Settings {
         Ok(())
     }
 
+    /// Its swap device goes and another comes, again and again, to a file and to memory in turn: the program, which
+    /// checks all of its memory, notices nothing.
+    fn switched(&self, name: &str) -> Result<(), Failed> {
+        let trap =
+            trap::ALL.iter().copied().flatten().find(|trap| trap.name == name).ok_or("no such trap")?;
+        let mut arguments = self.arguments(name, self.size);
+        *arguments.last_mut().ok_or("no seconds")? = "3".into();
+        let run = self.under_pageout(self.size / 4, &arguments)?;
+        let pageout = self.pageout.clone()?;
+        let watched = Watched::start(run.command, Vec::new())?;
+        let id = watched.pid().to_string();
+        let switches = std::thread::spawn(move || switch_until_it_ends(&pageout, &id));
+        let done = watched.finish(self.timeout);
+        let switches = switches.join().map_err(|_| "the thread that switches panicked")?;
+        check_end(trap, &done?)?;
+        let switches = switches?;
+        let out = swapped_out(&run.stats)?;
+        eprintln!("switch-{name}: {switches} devices went, {out} pages out");
+        if out == 0 || switches == 0 {
+            return Err(format!("{switches} devices went, {out} pages out: this tested nothing").into());
+        }
+        Ok(())
+    }
+
     /// However fast the program takes new memory, it has no more than the limit and the stated slack. While nothing
     /// else runs: what is stated is for as many busy threads as there are CPUs.
     fn limit(&self, how: &str, threads: usize) -> Result<(), Failed> {
@@ -316,6 +343,36 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// How often a device of the run went before it ended.
+fn switch_until_it_ends(pageout: &Path, run: &str) -> Result<usize, String> {
+    let call = |arguments: &[&str]| -> Result<Option<String>, String> {
+        let output = Command::new(pageout).args(arguments).args(["--run", run]).output();
+        let output = output.map_err(|e| e.to_string())?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.success() {
+            true => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
+            false if said.contains("no tree of yours") || said.contains("tree has ended") => Ok(None),
+            false => Err(format!("pageout {}: {said}", arguments.join(" "))),
+        }
+    };
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("switch-{run}"));
+    let file = format!("{},size=1G", file.display());
+    // The run may not listen yet.
+    let patience = std::time::Instant::now() + Duration::from_secs(5);
+    while call(&["show"])?.is_none() && std::time::Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for turn in 0.. {
+        let Some(before) = call(&["show", "--raw", "--noheadings"])? else { return Ok(turn) };
+        let spec = if turn % 2 == 0 { file.as_str() } else { "mem,size=1G" };
+        let Some(_) = call(&["swapon", spec])? else { return Ok(turn) };
+        std::thread::sleep(Duration::from_millis(20));
+        let name = before.split(' ').next().unwrap_or_default();
+        let Some(_) = call(&["swapoff", name])? else { return Ok(turn) };
+    }
+    unreachable!("it ends")
 }
 
 /// Pages out, by the statistics of a run; the file is removed.

@@ -6,25 +6,24 @@
 //! thread goes on looking, for new areas and for growth that no fault announces. *End*: when the program exits
 //! or executes another one.
 
+use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::part::Part;
 use crate::{exit, fork, heir, memory, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use pageout::device::{Device, FileDevice, FileOptions};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
 use pageout::kernel::{Kernel, Linux};
 use pageout::reclaim::Round;
-use pageout::slot::DeviceConfig;
 use pageout::space::discover::{Area, Walk};
 use pageout::space::{BLOCK, PAGE};
 use pageout::stats::{Stats, STATS_BYTES};
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::Place;
-use pageout::sync::{Lock, LockClass};
+use pageout::sync::{Bell, Lock, LockClass};
 use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -94,9 +93,11 @@ static mut PATH: Path = Path { bytes: [0; 108], len: 0 };
 pub struct Keeper {
     /// The engine.
     pub engine: Engine<Linux>,
-    link: &'static Link,
+    pub(crate) link: &'static Link,
     /// What children of forks read from.
     bequests: Lock<Vec<heir::File>>,
+    /// Rings when a device is to be cleared.
+    pub(crate) clearing: Bell,
 }
 
 impl Keeper {
@@ -268,7 +269,7 @@ extern "C" fn keeper(_: usize) -> ! {
         link,
         settings: welcome.settings,
         part,
-        devices: welcome.devices,
+        devices: Devices::new(welcome.settings.device, welcome.devices),
         stats,
         maps: Maps::new(),
         scanned: (0, 0),
@@ -301,7 +302,7 @@ struct Life {
     link: &'static Link,
     settings: Settings,
     part: Part,
-    devices: [Option<OwnedFd>; pageout::wire::DEVICES],
+    devices: Devices,
     stats: &'static Stats,
     maps: Maps,
     /// Size and data pages when areas were last looked for.
@@ -355,12 +356,17 @@ impl Life {
     /// Sleeps, or ends with the program.
     fn pause(&mut self, nanoseconds: u64) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
-        let mut fds = [PollFd::new(&self.watch, PollFlags::IN)];
-        let ended = matches!(poll(&mut fds, Some(&timeout)), Ok(1));
+        let socket = self.link.fd();
+        let mut fds = [PollFd::new(&self.watch, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
+        let asked = if self.link.is_deaf() { 1 } else { 2 };
+        let ended = poll(&mut fds[..asked], Some(&timeout)).is_ok() && !fds[0].revents().is_empty();
         if ended || sys::same_memory(program(), self.me) == Some(false) {
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
             sys::exit_group(0)
+        }
+        while let Some(said) = self.link.heard() {
+            self.devices.listen(said, self.link, active());
         }
     }
 
@@ -412,14 +418,16 @@ impl Life {
             huge: self.settings.max_order >= 9 && huge_pages_allowed(),
             zeros,
         };
-        let place = Place::new(64, self.open_devices(), Box::new(self.link));
+        let place = Place::new(64, [], Box::new(self.link));
+        self.devices.open_all(&place, self.link);
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
         let mut engine = Engine::new(kernel, config, frames, place, self.stats);
         if let Some(file) = &heir {
             engine = engine.with_key(file.key());
         }
         let bequests = Lock::new(Vec::new(), &BEQUEST_LOCKS);
-        let keeper: &'static Keeper = Box::leak(Box::new(Keeper { engine, link: self.link, bequests }));
+        let keeper: &'static Keeper =
+            Box::leak(Box::new(Keeper { engine, link: self.link, bequests, clearing: Bell::new() }));
         keeper.engine.adopt_registered(&taking.registered);
         if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
             give_up(format_args!(
@@ -449,27 +457,6 @@ impl Life {
             fork::inherited();
         }
         keeper
-    }
-
-    fn open_devices(&mut self) -> Vec<(DeviceConfig, Box<dyn Device>)> {
-        let mut devices: Vec<(DeviceConfig, Box<dyn Device>)> = Vec::new();
-        for (fd, settings) in self.devices.iter_mut().zip(self.settings.device) {
-            let Some(fd) = fd.take() else { continue };
-            match FileDevice::from_fd(fd, FileOptions::default()) {
-                Ok(device) => {
-                    let config = DeviceConfig {
-                        priority: settings.priority,
-                        discard: settings.flags & 1 != 0,
-                        rotational: settings.flags & 2 != 0,
-                        slots: 0,
-                        first: 0,
-                    };
-                    devices.push((config, Box::new(device)));
-                }
-                Err(error) => self.link.log(0, format_args!("a swap device cannot be used: {error}")),
-            }
-        }
-        devices
     }
 
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
@@ -692,6 +679,8 @@ extern "C" fn evict(keeper: usize) -> ! {
     sys::go_first();
     let mut told = false;
     loop {
+        // There may be more devices since.
+        told &= engine.place.is_full();
         let wanted = engine.wanted.heard();
         let nap = match engine.balance(&mut out) {
             Round::Worked => continue,

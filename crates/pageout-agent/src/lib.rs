@@ -26,6 +26,7 @@
 #![no_std]
 extern crate alloc;
 
+mod devices;
 mod dispatch;
 mod exit;
 mod fork;

@@ -1,8 +1,10 @@
 //! The keeper's end of the connection to `pageout run`. See `pageout::wire` for what is said.
 //!
-//! One request at a time, under a lock; the socket is read only by who has just asked.
+//! One request at a time, under a lock. The socket is read by who has just asked, and by the first thread for what run
+//! says unasked; what comes before an answer is kept for it.
 
-use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, LockClass};
 use pageout::wire::{Kind, Message, Settings, DEVICES, NONE};
@@ -19,7 +21,14 @@ static LINK_LOCKS: LockClass = LockClass::new();
 pub struct Link {
     fd: RawFd,
     turn: Lock<()>,
+    /// What run said unasked while somebody waited for an answer.
+    kept: Lock<Vec<Unasked>>,
+    /// Run is not there any more.
+    deaf: AtomicBool,
 }
+
+/// What run says unasked, with the descriptor that came along.
+pub type Unasked = (Message, Option<OwnedFd>);
 
 /// The connection's descriptor for a last word from anywhere; -1 without one.
 static LAST_WORD: AtomicI32 = AtomicI32::new(-1);
@@ -49,13 +58,16 @@ impl Link {
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         let fd = socket.into_raw_fd();
         LAST_WORD.store(fd, Relaxed);
-        let link = Self { fd, turn: Lock::new((), &LINK_LOCKS) };
+        let kept = Lock::new(Vec::with_capacity(32), &LINK_LOCKS);
+        let link = Self { fd, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
         let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
         link.send(&hello, None)?;
         let mut fds: [Option<OwnedFd>; DEVICES + 2] = Default::default();
-        let answer = link.receive(&mut fds)?;
+        let answer = link.receive(&mut fds, RecvFlags::empty())?;
         let settings = answer.settings().ok_or(Errno::PROTO)?;
-        let [stats, tree, devices @ ..] = fds;
+        let [stats, tree, rest @ ..] = fds;
+        let mut rest = rest.into_iter();
+        let devices = settings.device.map(|device| if device.slots > 0 { rest.next()? } else { None });
         let (stats, tree) = stats.zip(tree).ok_or(Errno::PROTO)?;
         let seat = (answer.a != NONE).then_some(answer.a as usize);
         Ok((link, Welcome { settings, stats, tree, seat, devices }))
@@ -84,13 +96,13 @@ impl Link {
         }
     }
 
-    fn receive(&self, fds: &mut [Option<OwnedFd>]) -> Result<Message, Errno> {
+    fn receive(&self, fds: &mut [Option<OwnedFd>], flags: RecvFlags) -> Result<Message, Errno> {
         let mut message = Message::new(Kind::Bye, 0, 0, 0);
         let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DEVICES + 2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [rustix::io::IoSliceMut::new(message.as_bytes_mut())];
         let got = loop {
-            match net::recvmsg(self.fd(), &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            match net::recvmsg(self.fd(), &mut bytes, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
                 Err(Errno::INTR) => {}
                 got => break got?,
             }
@@ -120,12 +132,50 @@ impl Link {
 
     /// Asks for what the parent left.
     pub fn inherit(&self, token: u64) -> Option<OwnedFd> {
+        let (answer, file) = self.ask(&Message::new(Kind::Inherit, token, 0, 0), Kind::Bequest)?;
+        file.filter(|_| answer.a == token)
+    }
+
+    /// Asks, and waits for the answer; what run says unasked before it is kept.
+    fn ask(&self, question: &Message, answer: Kind) -> Option<Unasked> {
         let _turn = self.turn.lock();
-        self.send(&Message::new(Kind::Inherit, token, 0, 0), None).ok()?;
+        self.send(question, None).ok()?;
+        loop {
+            let mut fds = [None];
+            let message = self.receive(&mut fds, RecvFlags::empty()).ok()?;
+            if Kind::from_raw(message.kind) == Some(answer) {
+                return Some((message, fds[0].take()));
+            }
+            self.kept.lock().push((message, fds[0].take()));
+        }
+    }
+
+    /// Is run gone, so that there is nothing to wait for?
+    pub fn is_deaf(&self) -> bool {
+        self.deaf.load(Relaxed)
+    }
+
+    /// The next that run said unasked, if there is any. Waits for nobody.
+    pub fn heard(&self) -> Option<Unasked> {
+        // What is kept came before what is still to be read.
+        let turn = self.turn.try_lock();
+        {
+            let mut kept = self.kept.lock();
+            if !kept.is_empty() {
+                return Some(kept.remove(0));
+            }
+        }
+        // Who waits for an answer keeps what comes first.
+        turn.as_ref()?;
         let mut fds = [None];
-        let answer = self.receive(&mut fds).ok()?;
-        let [file] = fds;
-        file.filter(|_| Kind::from_raw(answer.kind) == Some(Kind::Bequest) && answer.a == token)
+        match self.receive(&mut fds, RecvFlags::DONTWAIT) {
+            Ok(message) => Some((message, fds[0].take())),
+            Err(Errno::AGAIN) => None,
+            Err(_) => {
+                self.deaf.store(true, Relaxed);
+                None
+            }
+        }
     }
 
     /// Logs a line at a level (0 error to 3 debug).
@@ -170,17 +220,13 @@ impl core::fmt::Write for Cut<'_> {
 }
 
 impl Lessor for &'static Link {
-    fn lease(&self, device: usize) -> Option<u32> {
-        let _turn = self.turn.lock();
-        self.send(&Message::new(Kind::Lease, device as u64, 0, 0), None).ok()?;
-        let answer = self.receive(&mut []).ok()?;
-        let leased = Kind::from_raw(answer.kind) == Some(Kind::Leased)
-            && answer.a == device as u64
-            && answer.b != NONE;
-        leased.then_some(answer.b as u32)
+    fn lease(&self, serial: usize) -> Option<u32> {
+        let question = Message::new(Kind::Lease, serial as u64, 0, 0);
+        let (answer, _) = self.ask(&question, Kind::Leased)?;
+        (answer.a == serial as u64 && answer.b != NONE).then_some(answer.b as u32)
     }
 
-    fn give_back(&self, device: usize, trunk: u32) {
-        self.tell(&Message::new(Kind::Return, device as u64, trunk as u64, 0), None);
+    fn give_back(&self, serial: usize, trunk: u32) {
+        self.tell(&Message::new(Kind::Return, serial as u64, trunk as u64, 0), None);
     }
 }

@@ -33,6 +33,8 @@ pub struct Device {
     pub file: File,
     /// As users know it.
     pub name: String,
+    /// The file or disk that was named, from the root on.
+    pub path: Option<PathBuf>,
     /// Whole trunks that it holds.
     pub trunks: u64,
     /// What processes are told.
@@ -40,6 +42,7 @@ pub struct Device {
     /// Whether freed trunks are given back to it.
     pub discards: bool,
     is_block_device: bool,
+    is_memory: bool,
     /// The first page, if it carried the signature of swap: put back at the end.
     header: Option<Box<[u8; PAGE as usize]>>,
     /// The length that a file of the user's had: it is emptied and cut back at the end.
@@ -49,7 +52,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens what `spec` names; `index` is its place in the row.
+    /// Opens what `spec` names; `index` says how many were opened before it.
     pub fn open(spec: &Spec, index: usize) -> Result<Self> {
         let Opened { file, name, size, discards, is_block_device, header, held, made } =
             Opened::of(spec, false)?;
@@ -63,13 +66,45 @@ impl Device {
             priority: spec.priority.unwrap_or(-2 - index as i32),
             flags: u32::from(discards) | u32::from(spec.rotational) << 1,
             slots: trunks * TRUNK_SLOTS,
+            serial: index as u64,
         };
-        Ok(Self { file, name, trunks, settings, discards, is_block_device, header, held, _made: made })
+        let path = match &spec.place {
+            Place::Path(path) => std::path::absolute(path).ok(),
+            Place::Memory | Place::Unnamed => None,
+        };
+        let is_memory = spec.place == Place::Memory;
+        Ok(Self {
+            file,
+            name,
+            path,
+            trunks,
+            settings,
+            discards,
+            is_block_device,
+            is_memory,
+            header,
+            held,
+            _made: made,
+        })
     }
 
     /// Name and size of what would be opened; nothing is made.
     pub fn plan(spec: &Spec) -> Result<(String, Bytes)> {
         Opened::of(spec, true).map(|opened| (opened.name, opened.size))
+    }
+
+    /// Its path, or what it is.
+    pub fn shown(&self) -> String {
+        self.path.as_ref().map_or_else(|| self.name.clone(), |path| path.display().to_string())
+    }
+
+    /// What `swapon --show` would call its type.
+    pub fn kind(&self) -> &'static str {
+        match (self.is_block_device, &self.path) {
+            (true, _) => "partition",
+            (false, None) if self.is_memory => "memory",
+            _ => "file",
+        }
     }
 
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.

@@ -37,6 +37,12 @@ pub fn ensure_private(path: &Path) -> Result<()> {
         }
         _ => {}
     }
+    check_private(path)
+}
+
+/// Checks that a directory is the user's alone.
+pub fn check_private(path: &Path) -> Result<()> {
+    let shown = path.display();
     // A link that somebody put there is no directory of ours.
     let about = fs::symlink_metadata(path).with_context(|| shown.to_string())?;
     if !about.is_dir() {

@@ -1,7 +1,8 @@
 //! The command `pageout`: runs programs in less memory than they need.
 //!
 //! `run` is the parent of the program and the server of its processes: [`run`] starts and ends, [`serve`] serves,
-//! [`device`] owns where pages go, [`agent`] what is preloaded. The other verbs only look and print.
+//! [`device`] owns where pages go, [`agent`] what is preloaded. [`runs`] finds what runs already, and a [`view`] is
+//! all that a run shows of itself; the verbs print parts of it.
 
 mod agent;
 mod config;
@@ -11,19 +12,27 @@ mod doctor;
 mod kernel;
 mod man;
 mod memory;
+mod mounts;
 mod options;
 mod program;
+mod ps;
 mod report;
 mod run;
+mod runs;
 mod say;
 mod seats;
 mod serve;
+mod show;
 mod size;
 mod spec;
+mod stat;
 mod strays;
+mod swap;
 mod sys;
+mod table;
 mod tree;
 mod trunks;
+mod view;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
@@ -57,6 +66,11 @@ fn carry_out(verb: &Verb) -> Result<i32> {
             say::set_level(options.verbose, options.quiet);
             run::run(options)
         }
+        Verb::Ps(options) => ps::ps(options),
+        Verb::Show(options) => show::show(options),
+        Verb::Stat(options) => stat::stat(options),
+        Verb::Swapon(options) => swap::on(options),
+        Verb::Swapoff(options) => swap::off(options),
         Verb::Doctor(options) => doctor::doctor(options),
         Verb::Completions { shell } => {
             clap_complete::generate(*shell, &mut Options::command(), "pageout", &mut std::io::stdout());

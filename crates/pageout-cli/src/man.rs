@@ -10,7 +10,7 @@ use clap_mangen::Man;
 use crate::options::Options;
 
 /// Sections in plain words: a heading, then paragraphs.
-const SECTIONS: [(&str, &[&str]); 10] = [
+const SECTIONS: [(&str, &[&str]); 11] = [
     (
         "WHAT IS LIMITED",
         &[
@@ -60,6 +60,36 @@ const SECTIONS: [(&str, &[&str]); 10] = [
             "Signals that are sent to pageout go on to the program. Those of the terminal (Ctrl-C, Ctrl-Z) reach both.",
             "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \
              so: it would read zeros otherwise.",
+        ],
+    ),
+    (
+        "RUNNING TREES",
+        &[
+            "pageout ps, show and stat look at trees that run already, swapon and swapoff change them: those of the same user, by their sockets in the \
+             runtime directory (FILES). A tree is named with --run by the process number of its pageout or of any of its \
+             processes, or by the name of its program. Without --run ps and show list all trees; the others take \
+             the only one.",
+            "ps: PID and NAME of each process, its RESIDENT memory and LIMIT, what it has SWAPPED out, the FAULTS that \
+             were answered, and the STATE of its engine: watching (far from the limit, nothing can go yet), swapping, \
+             ending, or unlimited. RUN is the process number of pageout. Figures are those of the engine's last look, at \
+             most a second ago.",
+            "show: the swap devices, in the columns of swapon --show, or with --summary in the format of \
+             /proc/swaps. A column RUN comes last where several trees are shown. TYPE is partition, file or memory.",
+            "stat: the number of processes, their resident memory and what is swapped out; then by the second: bytes \
+             that came in (si) and went out (so), faults, of these the ones that needed a device (major) and the ones \
+             that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
+             room themselves (stalls). The first line is about the time since the start, each later one about the time \
+             since the line before. It counts on while processes come and go, and ends with the tree.",
+            "swapon: another device for all processes of the tree, by the rules of --swap (SWAP DEVICES). It is opened by \
+             the tree's pageout, with its rights. What a process has of other devices by then is used up first. A tree \
+             has at most 8 devices.",
+            "swapoff: NAME is as show says it. What processes have there comes home, and what does not fit below the limit \
+             goes to the other devices; USED of show says how much is left. It is refused when there is no room for it. When \
+             the room is taken by others meanwhile it waits until there is some, or a swapon brings some. What \
+             children of a fork read from their parent's swap stays until they have ended or executed another program, and \
+             swapoff waits for them. pageout swapoff \
+             returns when the device is closed; interrupted (Ctrl-C) it leaves the device on, and what came home stays \
+             there.",
         ],
     ),
     (
@@ -133,8 +163,10 @@ pub fn write(to: &mut dyn Write) -> Result<()> {
     synopsis(to, &command)?;
     man.render_description_section(to)?;
     for verb in command.get_subcommands() {
-        if verb.get_name() == "run" {
-            section(to, "OPTIONS OF RUN", |page| options(page, verb))?;
+        if ["run", "ps", "show", "stat", "swapon", "swapoff"].contains(&verb.get_name()) {
+            section(to, &format!("OPTIONS OF {}", verb.get_name().to_uppercase()), |page| {
+                options(page, verb)
+            })?;
         }
     }
     for (heading, paragraphs) in SECTIONS {
@@ -160,7 +192,10 @@ fn synopsis(to: &mut dyn Write, command: &Command) -> io::Result<()> {
         for verb in command.get_subcommands() {
             let rest = match verb.get_name() {
                 "run" => " [OPTIONS] [--] COMMAND [ARG...]",
-                "doctor" => " [OPTIONS]",
+                "ps" | "show" | "doctor" => " [OPTIONS]",
+                "stat" => " [OPTIONS] [DELAY [COUNT]]",
+                "swapon" => " SPEC [--run ID]",
+                "swapoff" => " NAME [--run ID]",
                 "completions" => " SHELL",
                 _ => "",
             };

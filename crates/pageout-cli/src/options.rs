@@ -20,6 +20,16 @@ pub struct Options {
 pub enum Verb {
     /// Run a program in less memory than it needs
     Run(RunOptions),
+    /// Show the processes of running trees
+    Ps(PsOptions),
+    /// Show the swap devices of running trees
+    Show(ShowOptions),
+    /// Show what a running tree swaps, again and again
+    Stat(StatOptions),
+    /// Give a running tree another swap device
+    Swapon(SwaponOptions),
+    /// Take a swap device from a running tree: what is there comes home or goes to the others
+    Swapoff(SwapoffOptions),
     /// Say what this kernel and user may do, with the line that mends each lack
     Doctor(SettingOptions),
     /// Write the completions for a shell to standard output
@@ -87,4 +97,91 @@ pub struct SettingOptions {
     /// Read settings from FILE [default: /etc/pageout.conf, then ~/.config/pageout.conf]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Which running tree is meant.
+#[derive(Debug, Default, Args)]
+pub struct WhichRun {
+    /// The tree: process id of pageout or of a process of the tree, or the name of its program
+    #[arg(long, value_name = "ID")]
+    pub run: Option<String>,
+}
+
+/// `pageout swapon`.
+#[derive(Debug, Args)]
+pub struct SwaponOptions {
+    /// The device, as --swap of run takes it: PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
+    #[arg(value_name = "SPEC")]
+    pub spec: String,
+
+    #[command(flatten)]
+    pub which: WhichRun,
+}
+
+/// `pageout swapoff`.
+#[derive(Debug, Args)]
+pub struct SwapoffOptions {
+    /// The device, as pageout show names it
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    #[command(flatten)]
+    pub which: WhichRun,
+}
+
+/// `pageout ps`.
+#[derive(Debug, Args)]
+pub struct PsOptions {
+    #[command(flatten)]
+    pub which: WhichRun,
+
+    /// Write all that there is to see of each tree, as a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `pageout show`.
+#[derive(Debug, Args)]
+pub struct ShowOptions {
+    #[command(flatten)]
+    pub which: WhichRun,
+
+    /// Write sizes in bytes
+    #[arg(long)]
+    pub bytes: bool,
+
+    /// Write columns without padding, blanks in names as \x20
+    #[arg(long)]
+    pub raw: bool,
+
+    /// Leave the heading out
+    #[arg(long)]
+    pub noheadings: bool,
+
+    /// Write as /proc/swaps does
+    #[arg(long, conflicts_with_all = ["bytes", "raw", "noheadings", "json"])]
+    pub summary: bool,
+
+    /// Write a JSON array, sizes in bytes
+    #[arg(long, conflicts_with_all = ["bytes", "raw", "noheadings"])]
+    pub json: bool,
+}
+
+/// `pageout stat`.
+#[derive(Debug, Args)]
+pub struct StatOptions {
+    #[command(flatten)]
+    pub which: WhichRun,
+
+    /// Write one JSON object a line, sizes in bytes
+    #[arg(long)]
+    pub json: bool,
+
+    /// Seconds between lines; without it there is one, of the time since the start
+    #[arg(value_name = "DELAY")]
+    pub delay: Option<String>,
+
+    /// How many lines [default: until the tree ends]
+    #[arg(value_name = "COUNT")]
+    pub count: Option<String>,
 }

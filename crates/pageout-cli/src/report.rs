@@ -57,7 +57,8 @@ impl Counters {
         }
     }
 
-    fn json(&self) -> Map<String, Value> {
+    /// Each by its name.
+    pub fn json(&self) -> Map<String, Value> {
         let plain = self.plain.iter().map(|(name, value)| (name.to_string(), json!(value)));
         let lists = self.lists.iter().map(|(name, values)| (name.to_string(), json!(values)));
         plain.chain(lists).collect()
@@ -82,6 +83,11 @@ impl Report {
     /// The program that the run is for: its number stands in the totals.
     pub fn set_main(&mut self, pid: i32) {
         self.total.plain.iter_mut().filter(|(name, _)| *name == "pid").for_each(|(_, v)| *v = pid as u64);
+    }
+
+    /// What all that ended did.
+    pub fn total(&self) -> &Counters {
+        &self.total
     }
 
     /// Keeps the counters of a process.

@@ -56,7 +56,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
     let agent = agent::ready(false)?;
-    let settings = settings(&config, &devices);
+    let settings = settings(&config);
     let mut server = Server::start(devices, settings)?;
 
     let watched: Vec<i32> = ENDING.into_iter().chain(OTHERS).chain([libc::SIGCHLD]).collect();
@@ -75,7 +75,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     // A reader of the program's output must see its end when the program ends, not when we do.
     sys::let_go_of_standard_streams();
 
-    server.report().set_main(main);
+    let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
+    server.set_main(main, name.to_string_lossy().into_owned());
     let status = look_after(main, &signals, &mut server, Strays::new(config.strict))?;
     server.close();
     if let Some(place) = place {
@@ -127,16 +128,15 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
     }
 }
 
-fn settings(config: &Config, devices: &[Device]) -> Settings {
-    let mut device = [DeviceSettings::default(); DEVICES];
-    device.iter_mut().zip(devices).for_each(|(to, from)| *to = from.settings);
+/// All but the devices, which come and go.
+fn settings(config: &Config) -> Settings {
     Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
         log_level: say::level(),
-        devices: devices.len() as u32,
-        device,
+        devices: 0,
+        device: [DeviceSettings::default(); DEVICES],
     }
 }
 

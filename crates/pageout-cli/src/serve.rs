@@ -19,15 +19,17 @@ use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
-use crate::device::Device;
+use crate::device::{Device, PAGE};
 use crate::directory;
+use crate::mounts::Mounts;
 use crate::report::{Counters, Report};
 use crate::say;
 use crate::seats::Seats;
-use crate::size::Bytes;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
-use crate::trunks::Trunks;
+use crate::view::{DeviceView, ProcessView, State, View};
+
+mod switch;
 
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
@@ -48,7 +50,7 @@ pub struct Server {
     leaving: Vec<Leaving>,
     /// Processes whose keeper stepped aside on purpose: number and start.
     aside: Vec<(i32, u64)>,
-    devices: Vec<(Device, Trunks)>,
+    mounts: Mounts,
     /// Bequests whose heir has not come yet.
     waiting: Vec<(u64, Instant, Rc<Bequest>)>,
     /// All whose heirs have not all gone.
@@ -58,6 +60,9 @@ pub struct Server {
     settings: Settings,
     seats: Seats,
     report: Report,
+    /// The program that the run is for: number and name.
+    program: (i32, String),
+    started: Instant,
 }
 
 /// The socket and its name, which goes when it goes.
@@ -79,10 +84,16 @@ struct Connection {
     socket: OwnedFd,
     /// Number of the process at the other end, as the kernel knows it.
     peer: i32,
+    /// Its user.
+    uid: u32,
+    /// It is no keeper: it only looks.
+    looks: bool,
     /// Set by `Hello`.
     client: Option<Client>,
     /// Reason of the `Bye`, if it came.
     bye: Option<u64>,
+    /// Serial of the device that it switches off.
+    switching: Option<u64>,
 }
 
 /// What a process had out when it forked; gone with the last who inherited, by whatever generations.
@@ -112,10 +123,14 @@ struct Client {
     stats: Mapping,
     /// Its place among those that share the limit.
     seat: Option<usize>,
-    /// (device, trunk).
+    /// (device number, trunk).
     lent: Vec<(usize, u64)>,
     /// What it reads from.
     inherited: Vec<Rc<Bequest>>,
+    /// Devices that it was given and that are not gone from it, by their numbers; and those of them that it was told
+    /// to let go.
+    has: u64,
+    told: u64,
     /// The registration of its memory, from `Holding` on.
     held: Option<OwnedFd>,
 }
@@ -146,29 +161,63 @@ impl Server {
     pub fn start(devices: Vec<Device>, settings: Settings) -> Result<Self> {
         let listener = listen()?;
         let page = new_stats().context("counters")?.1;
-        let devices = devices.into_iter().map(|device| {
-            let trunks = Trunks::new(device.trunks);
-            (device, trunks)
-        });
         Ok(Self {
             listener,
             accepting: true,
             connections: Vec::new(),
             leaving: Vec::new(),
             aside: Vec::new(),
-            devices: devices.collect(),
+            mounts: Mounts::new(devices),
             waiting: Vec::new(),
             bequests: Vec::new(),
             orphans: Vec::new(),
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
+            program: (0, String::new()),
+            started: Instant::now(),
         })
     }
 
     /// What processes find in PAGEOUT_RUN.
     pub fn socket_path(&self) -> &Path {
         &self.listener.path
+    }
+
+    /// The program that the run is for.
+    pub fn set_main(&mut self, pid: i32, name: String) {
+        self.report.set_main(pid);
+        self.program = (pid, name);
+    }
+
+    /// All that there is to see.
+    fn view(&self) -> View {
+        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
+        let clients = clients.map(|client| (client, None));
+        let clients: Vec<_> =
+            clients.chain(self.leaving.iter().map(|l| (&l.client, Some(State::Ending)))).collect();
+        let used = |index: usize| {
+            let pages =
+                clients.iter().map(|(client, _)| client.stats.stats().device_pages[index].load(Relaxed));
+            pages.sum::<u64>() * PAGE
+        };
+        let of_client = |(client, state): &(&Client, Option<State>)| {
+            ProcessView::of(client.pid, client.name.clone(), *state, client.stats.stats())
+        };
+        let aside = self.aside.iter().filter_map(|(pid, started)| {
+            let process = Process::of(*pid).filter(|now| now.started == *started)?;
+            Some(ProcessView::unlimited(*pid, process.name))
+        });
+        View {
+            run: std::process::id() as i32,
+            main: self.program.0,
+            program: self.program.1.clone(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            limit_bytes: self.settings.limit_bytes,
+            devices: self.mounts.iter().map(|(number, mount)| DeviceView::of(mount, used(number))).collect(),
+            processes: clients.iter().map(of_client).chain(aside).collect(),
+            ended: self.report.total().json(),
+        }
     }
 
     /// The counters so far; whole once nobody is served any more.
@@ -181,7 +230,7 @@ impl Server {
         self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
         let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
         let clients = clients.chain(self.leaving.iter().map(|l| &l.client)).map(|client| client.pid);
-        let keepers = self.connections.iter().map(|connection| connection.peer);
+        let keepers = self.connections.iter().filter(|c| !c.looks).map(|connection| connection.peer);
         clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
     }
 
@@ -191,9 +240,9 @@ impl Server {
         clients.chain(self.leaving.iter().map(|l| &l.client)).any(|client| !client.has_ended())
     }
 
-    /// Whether anybody is connected, or not yet gone.
+    /// Whether any keeper is connected, or its process not yet gone.
     pub fn is_idle(&self) -> bool {
-        self.connections.is_empty() && self.leaving.is_empty()
+        self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
     }
 
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.
@@ -238,6 +287,7 @@ impl Server {
             self.part_from(connection);
         }
         self.judge_leaving();
+        self.settle_switches();
         self.share_out();
         if accept {
             self.accept();
@@ -266,7 +316,15 @@ impl Server {
             let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
             let me = std::process::id() as i32;
             if uid == sys::euid() || tree::descends_from(peer, me) {
-                self.connections.push(Connection { socket, peer, client: None, bye: None });
+                self.connections.push(Connection {
+                    socket,
+                    peer,
+                    uid,
+                    looks: false,
+                    client: None,
+                    bye: None,
+                    switching: None,
+                });
             } else {
                 say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
             }
@@ -293,6 +351,8 @@ impl Server {
                 match error.downcast_ref::<io::Error>().map(io::Error::kind) {
                     // It ended before it had its answer.
                     Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+                    // Who only looks and does not read is not waited for.
+                    Some(io::ErrorKind::WouldBlock) if self.connections[index].looks => {}
                     _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),
                 }
                 return false;
@@ -310,34 +370,43 @@ impl Server {
         message: &Message,
         fds: Vec<OwnedFd>,
     ) -> Result<()> {
+        if self.connections[index].client.is_none() {
+            match kind {
+                Some(Kind::Look) => return self.show(index),
+                Some(Kind::Switch) => return self.switch(index, message.a, fds),
+                _ => {}
+            }
+        }
         let connection = &mut self.connections[index];
         match (kind, &mut connection.client) {
             (Some(Kind::Hello), None) => {
                 if message.c != VERSION {
                     return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
                 }
-                let (client, page) = welcome(message, connection.peer, &mut self.seats)?;
+                let (mut client, page) = welcome(message, connection.peer, &mut self.seats)?;
                 let shared = [page.as_fd(), self.seats.file()];
-                let files = shared.into_iter().chain(self.devices.iter().map(|(d, _)| d.file.as_fd()));
+                let (settings, given) = self.mounts.settings(&self.settings);
+                client.has = given;
+                let files = shared.into_iter().chain(self.mounts.files(given));
                 let files: Vec<_> = files.collect();
-                let answer = Message::welcome(client.seat, &self.settings);
+                let answer = Message::welcome(client.seat, &settings);
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 say::debug(format_args!("{} ({}): served", client.pid, client.name));
                 connection.client = Some(client);
             }
             (Some(Kind::Lease), Some(client)) => {
-                let device = device_of(message, self.devices.len())?;
-                let trunk = self.devices[device].1.lend();
-                client.lent.extend(trunk.map(|trunk| (device, trunk)));
-                let answer = Message::new(Kind::Leased, device as u64, trunk.unwrap_or(NONE), 0);
+                let lent = self.mounts.lend(message.a, client.has)?;
+                client.lent.extend(lent);
+                let trunk = lent.map_or(NONE, |(_, trunk)| trunk);
+                let answer = Message::new(Kind::Leased, message.a, trunk, 0);
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &[])?;
             }
             (Some(Kind::Return), Some(client)) => {
-                let device = device_of(message, self.devices.len())?;
-                let lent = client.lent.iter().position(|lent| *lent == (device, message.b));
+                let number = self.mounts.number_of(message.a);
+                let lent = client.lent.iter().position(|lent| Some(lent.0) == number && lent.1 == message.b);
                 let lent = lent.ok_or_else(|| anyhow!("gave back a trunk that it did not have"))?;
-                client.lent.swap_remove(lent);
-                self.take_back([(device, message.b)]);
+                let lent = client.lent.swap_remove(lent);
+                self.take_back([lent]);
             }
             (Some(Kind::Bequest), Some(client)) => {
                 let file = fds.into_iter().next().ok_or_else(|| anyhow!("sent no bequest"))?;
@@ -364,6 +433,7 @@ impl Server {
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 client.inherited.extend(bequest);
             }
+            (Some(Kind::Gone), Some(_)) => self.gone_from(index, message.b),
             (Some(Kind::Holding), Some(client)) => {
                 let context = fds.into_iter().next();
                 client.held = Some(context.ok_or_else(|| anyhow!("sent no userfaultfd"))?);
@@ -380,9 +450,30 @@ impl Server {
         Ok(())
     }
 
+    /// Answers who looks. The processes of the tree may be another user's; they see nothing.
+    fn show(&mut self, index: usize) -> Result<()> {
+        self.check_user(index)?;
+        let file = self.view().file()?;
+        let answer = Message::new(Kind::View, 0, 0, 0);
+        Ok(sys::send(self.connections[index].socket.as_fd(), answer.as_bytes(), &[file.as_fd()])?)
+    }
+
+    /// Who is no keeper must be of the same user.
+    fn check_user(&mut self, index: usize) -> Result<()> {
+        let connection = &mut self.connections[index];
+        connection.looks = true;
+        match connection.uid == sys::euid() {
+            true => Ok(()),
+            false => Err(anyhow!("of user {}: not of this run's user", connection.uid)),
+        }
+    }
+
     /// What a connection that ended means for its process.
     fn part_from(&mut self, connection: Connection) {
         self.accepting = true;
+        if let Some(serial) = connection.switching {
+            self.stay(serial);
+        }
         let Some(client) = connection.client else { return };
         if connection.bye == Some(BYE_ASIDE) {
             self.aside.extend(Process::of(client.pid).map(|process| (process.pid, process.started)));
@@ -456,10 +547,7 @@ impl Server {
                 self.orphans.push((index, trunk));
                 continue;
             }
-            let (device, trunks) = &mut self.devices[index];
-            // First give it back to the file system, which also waits for writes of the dead, then to others.
-            device.discard(trunk);
-            trunks.take_back(trunk);
+            self.mounts.take_back([(index, trunk)]);
         }
     }
 
@@ -479,10 +567,9 @@ impl Server {
         for client in clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)) {
             self.report.keep(Counters::of(client.stats.stats(), client.pid));
         }
-        for (device, trunks) in &self.devices {
-            let lent = Bytes(trunks.lent() * crate::device::TRUNK.0);
-            say::debug(format_args!("{}: {lent} lent at the end", device.name));
-        }
+        self.mounts.iter().for_each(|(_, mount)| {
+            say::debug(format_args!("{}: {} lent at the end", mount.device.name, mount.lent()));
+        });
     }
 }
 
@@ -490,11 +577,6 @@ fn kill(client: &Client) {
     if let Some(pidfd) = &client.pidfd {
         pidfd.kill(libc::SIGKILL);
     }
-}
-
-fn device_of(message: &Message, devices: usize) -> Result<usize> {
-    let device = usize::try_from(message.a).ok().filter(|device| *device < devices);
-    device.ok_or_else(|| anyhow!("asked for a device that there is not ({})", message.a))
 }
 
 /// What is kept of a process that says hello, and the file of its counters.
@@ -506,7 +588,8 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std
     let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
     let pidfd = PidFd::open(pid).ok();
     let seat = seats.take();
-    Ok((Client { pid, name, pidfd, stats, seat, lent: Vec::new(), inherited: Vec::new(), held: None }, file))
+    let (lent, inherited) = (Vec::new(), Vec::new());
+    Ok((Client { pid, name, pidfd, stats, seat, lent, has: 0, told: 0, inherited, held: None }, file))
 }
 
 fn new_stats() -> io::Result<(std::fs::File, Mapping)> {

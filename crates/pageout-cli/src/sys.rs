@@ -8,6 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -152,6 +153,27 @@ pub fn memfd(name: &CStr, len: u64, sealed: bool) -> io::Result<File> {
         check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
     }
     Ok(file)
+}
+
+/// A file in memory that holds these bytes, to send to another process.
+pub fn file_of(name: &CStr, bytes: &[u8]) -> io::Result<File> {
+    let file = memfd(name, bytes.len() as u64, true)?;
+    file.write_all_at(bytes, 0)?;
+    Ok(file)
+}
+
+/// What a file that somebody sent holds, at most `most` bytes. Only of a file in memory that cannot change its size:
+/// reading another could take for ever.
+pub fn bytes_of(file: &File, most: u64) -> io::Result<Vec<u8>> {
+    // SAFETY: takes integers only.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+    let len = file.metadata()?.len();
+    if seals & libc::F_SEAL_GROW == 0 || len > most {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 /// A shared, readable and writable mapping of a whole file; unmapped when dropped.

@@ -15,6 +15,7 @@
 //! | adopt | None | Resident | adopter, which found it mapped |
 //! | fill | None, Zero | Resident | fault: zeros |
 //! | inherit | None | Swapped | a fork's child, before it goes on: its parent's page was out |
+//! | detach | Resident | Resident | who clears a device: the entry is given up |
 //! | leave | Resident | Cached | evictor, after MOVE out |
 //! | rescue | Cached | Resident | fault: the frame still has it |
 //! | settle | Cached | Swapped, Zero | evictor, after the write |
@@ -107,6 +108,13 @@ impl Word {
     pub fn inherit(self, entry: u64) -> Word {
         debug_assert!(self.is_unknown() && entry != 0);
         self.become_(Tag::Swapped, entry)
+    }
+
+    /// Resident → Resident: its entry is given up.
+    #[must_use]
+    pub fn detach(self) -> Word {
+        debug_assert_eq!(self.tag(), Tag::Resident);
+        self.become_(Tag::Resident, 0)
     }
 
     /// Resident → Cached: moved out into `frame`. The entry is now the evictor's to keep.

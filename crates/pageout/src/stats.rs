@@ -4,6 +4,7 @@
 //! killed can still be read. Names are those of /proc/vmstat where the thing is the same, and the JSON
 //! keys that `--stats` writes. Nothing in the engine decides by them.
 
+use crate::wire::DEVICES;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Largest order: 512 pages, 2 MiB.
@@ -29,6 +30,8 @@ macro_rules! counters {
             pub fault_ns: [AtomicU64; BUCKETS],
             /// A read from the device on behalf of a fault.
             pub device_ns: [AtomicU64; BUCKETS],
+            /// Of `swapped_pages`, those on each device of the run.
+            pub device_pages: [AtomicU64; DEVICES],
         }
 
         impl Stats {

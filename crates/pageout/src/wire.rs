@@ -19,15 +19,28 @@
 //!   Inherit {token}                  ──►                        its child, before it goes on
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
+//!                                     ◄──  On {number, DeviceSettings} + [device]
+//!                                     ◄──  Off {number, serial}  nothing more goes there, what is there comes home
+//!                                     ◄──  Stay {number, serial} not off after all
+//!   Gone {number, serial}             ──►                        nothing is there, and it is closed; trunks go back
 //!   Bye {reason}                      ──►                        the keeper ends on purpose
+//!
+//! controller (of the same user)            run
+//!   Look                              ──►
+//!                                     ◄──  View              + [memfd of JSON: all that there is to see]
+//!   Switch {on or off}                ──►                      + [memfd of JSON: what]
+//!                                     ◄──  Switched {how}     + [memfd of text: which, or why not]
 //! ```
 //! After `Holding`, an end of the connection without `Bye` while the program lives is fatal for it.
+//! A keeper sends one `Gone` for each device that it was given by `Welcome` or `On`, and `run` gives it again only after
+//! that. Who ends while a device that it switched off is on its way takes that back.
+//!
 //! If `run` is the one that ends, keepers go on with what they have.
 
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a trunk (64 MiB).
@@ -43,11 +56,11 @@ pub enum Kind {
     Hello = 1,
     /// `a` seat in the tree ([`crate::tree`]) or [`NONE`]; payload: [`Settings`].
     Welcome = 2,
-    /// `a` device.
+    /// `a` serial of a device.
     Lease = 3,
-    /// `a` device, `b` trunk or [`NONE`].
+    /// `a` serial, `b` trunk or [`NONE`].
     Leased = 4,
-    /// `a` device, `b` trunk.
+    /// `a` serial, `b` trunk.
     Return = 5,
     /// The registration is in use; the userfaultfd comes along.
     Holding = 6,
@@ -56,6 +69,22 @@ pub enum Kind {
     /// `a` 0: the program ended, 1: it executed another program, 2: the engine stops and the program
     /// must be stopped (a `Log` before says why), 3: the keeper steps aside and nothing is out.
     Bye = 8,
+    /// Not from a keeper: what is there to see?
+    Look = 9,
+    /// The answer comes along as a file.
+    View = 10,
+    /// `a` number of a device; payload: [`DeviceSettings`]; the device comes along.
+    On = 11,
+    /// `a` number, `b` serial.
+    Off = 12,
+    /// `a` number, `b` serial.
+    Stay = 13,
+    /// `a` number, `b` serial.
+    Gone = 14,
+    /// Not from a keeper: `a` 0 on, 1 off; what comes along as a file.
+    Switch = 19,
+    /// `a` 0 it is done, 1 it is not, 2 it is under way; words come along as a file.
+    Switched = 20,
     /// `a` a number of the run's; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
     /// no file, if there is none.
     Bequest = 16,
@@ -69,9 +98,12 @@ impl Kind {
     /// The kind with this number.
     pub fn from_raw(raw: u32) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Bequest, Inherit, Cancel]
-            .into_iter()
-            .find(|k| *k as u32 == raw)
+        [
+            Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
+            Bequest, Inherit, Cancel, Switch, Switched,
+        ]
+        .into_iter()
+        .find(|k| *k as u32 == raw)
     }
 }
 
@@ -117,6 +149,25 @@ impl Message {
         Self::with_text(Kind::Welcome, seat.map_or(NONE, |seat| seat as u64), bytes)
     }
 
+    /// The `On` that carries the settings of device `number`.
+    pub fn on(number: usize, settings: &DeviceSettings) -> Self {
+        // SAFETY: DeviceSettings is plain integers without padding (see its size check).
+        let bytes = unsafe {
+            core::slice::from_raw_parts(
+                (settings as *const DeviceSettings).cast::<u8>(),
+                size_of::<DeviceSettings>(),
+            )
+        };
+        Self::with_text(Kind::On, number as u64, bytes)
+    }
+
+    /// The settings in an `On`.
+    pub fn device(&self) -> Option<DeviceSettings> {
+        (self.kind == Kind::On as u32 && self.len as usize == size_of::<DeviceSettings>())
+            // SAFETY: any bytes are a valid DeviceSettings.
+            .then(|| unsafe { self.text.as_ptr().cast::<DeviceSettings>().read_unaligned() })
+    }
+
     /// The settings in a `Welcome`.
     pub fn settings(&self) -> Option<Settings> {
         (self.kind == Kind::Welcome as u32 && self.len as usize == size_of::<Settings>())
@@ -156,7 +207,7 @@ pub struct Settings {
     pub log_level: u32,
     /// Devices in use.
     pub devices: u32,
-    /// The devices, in the order of their descriptors.
+    /// The devices by their numbers; those that have slots have a descriptor, in this order.
     pub device: [DeviceSettings; DEVICES],
 }
 
@@ -168,9 +219,11 @@ pub struct DeviceSettings {
     pub priority: i32,
     /// Bit 0: discard, bit 1: rotational.
     pub flags: u32,
-    /// Pages that the device may grow to.
+    /// Pages that the device may grow to; 0: there is none.
     pub slots: u64,
+    /// Tells it from all other devices that the run has, had or will have.
+    pub serial: u64,
 }
 
-const _: () = assert!(size_of::<Settings>() == 24 + 16 * DEVICES && size_of::<Settings>() <= 256);
+const _: () = assert!(size_of::<Settings>() == 24 + 24 * DEVICES && size_of::<Settings>() <= 256);
 const _: () = assert!(size_of::<Message>() == 8 + 24 + 256);

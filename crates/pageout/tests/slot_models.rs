@@ -161,6 +161,31 @@ fn device_on() {
     });
 }
 
+/// A device goes and another comes under its number while somebody allocates: a slot is of the one that is there.
+#[test]
+fn device_again() {
+    explore(Some(4), || {
+        let (slots, id) = slots_with(1, CLUSTER);
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
+        assert_eq!(slots.swapon_as(id, config(CLUSTER)), Err(SwaponError::TooManyDevices));
+        assert!(slots.swapoff_begin(id));
+        let again = slots.swapoff_end(id).is_ok();
+        if again {
+            assert_eq!(slots.swapon_as(id, config(2 * CLUSTER)), Ok(()));
+        }
+        let got = thread.join().unwrap();
+        assert!(again || got.is_some(), "what kept the device from going is the slot that was given");
+        if let Some(got) = got {
+            assert_eq!(slots.look(got), Ok((owner(2), 1)));
+            slots.put(got, 1).unwrap();
+        }
+        assert!(slots.swapoff_begin(id));
+        assert_eq!(slots.swapoff_end(id), Ok(()));
+        slots.audit();
+    });
+}
+
 /// Counts that overflow at once in one cluster are all kept.
 #[test]
 fn overflow() {

@@ -51,6 +51,9 @@ impl<K: Kernel> Engine<K> {
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
         Stats::set(&self.stats.swapped_pages, self.place.swapped());
+        for (device, pages) in self.stats.device_pages.iter().enumerate() {
+            Stats::set(pages, self.place.used(device));
+        }
     }
 
     /// Another limit, in pages, from the next look on.

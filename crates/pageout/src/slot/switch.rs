@@ -73,12 +73,22 @@ pub struct Cursor(Option<Entry>);
 impl Slots {
     /// Takes a device on. Its slots can be given from now on.
     pub fn swapon(&self, config: DeviceConfig) -> Result<DeviceId, SwaponError> {
+        self.swapon_under(None, config)
+    }
+
+    /// The same under a number of the caller's choice; `TooManyDevices` while another device has it.
+    pub fn swapon_as(&self, id: DeviceId, config: DeviceConfig) -> Result<(), SwaponError> {
+        self.swapon_under(Some(id), config).map(drop)
+    }
+
+    fn swapon_under(&self, wanted: Option<DeviceId>, config: DeviceConfig) -> Result<DeviceId, SwaponError> {
         if config.slots > MAX_SLOTS || config.first >= CLUSTER_SLOTS as u64 {
             return Err(SwaponError::BadSize);
         }
         let mut numbers = self.numbers.lock();
-        let number = numbers.trailing_ones() as usize;
-        let id = DeviceId::new(number).ok_or(SwaponError::TooManyDevices)?;
+        let id = wanted.or_else(|| DeviceId::new(numbers.trailing_ones() as usize));
+        let id = id.filter(|id| *numbers & id.bit() == 0).ok_or(SwaponError::TooManyDevices)?;
+        let number = id.index();
         let device = self.devices[number].get_or_try_init(|| {
             Device::new(id, self.cpus.len()).and_then(one).ok_or(SwaponError::NoMemory)
         })?;

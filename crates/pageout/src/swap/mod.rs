@@ -5,5 +5,6 @@ pub mod heir;
 mod place;
 pub mod swapin;
 pub mod swapout;
+pub mod vacate;
 
 pub use place::{Lessor, Place};

@@ -2,24 +2,31 @@
 //!
 //! Slots come by trunks that are leased (from `pageout run`, or from oneself): when none is left the
 //! [`Lessor`] is asked, by reclaim only, never on the fault path.
+//!
+//! Devices come and go. One that has slots in use stays, so whoever reads or writes slots that a page names finds
+//! their device; the lock of its number is held only to look. It comes before all locks of `slot`.
 
 use crate::device::Device;
-use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, SLOT_BYTES, TRUNK_SLOTS};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, SwapoffError, SwaponError};
+use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES, TRUNK_SLOTS};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use once_cell::race::OnceBox;
 
 const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * SLOT_BYTES;
 
+static KNOWN_LOCKS: LockClass = LockClass::new();
+
 /// Who gives trunks.
 pub trait Lessor: Send + Sync {
-    /// A trunk of device `device` (by its place in the list of devices). `None`: there is no more. May
-    /// wait; no lock held.
-    fn lease(&self, device: usize) -> Option<u32>;
+    /// A trunk of the device of this serial. `None`: there is no more. May wait; no lock held.
+    fn lease(&self, serial: usize) -> Option<u32>;
 
     /// A wholly free trunk goes back.
-    fn give_back(&self, device: usize, trunk: u32);
+    fn give_back(&self, serial: usize, trunk: u32);
 }
 
 /// The trunk of an entry, with its device's number.
@@ -30,36 +37,136 @@ fn trunk_of(entry: Entry) -> Option<(usize, u32)> {
 /// Devices and slots.
 pub struct Place {
     slots: Slots,
-    devices: Vec<(DeviceId, Box<dyn Device>)>,
+    /// By their numbers.
+    devices: [Lock<Option<Known>>; MAX_DEVICES],
     lessor: Box<dyn Lessor>,
     /// Trunks of others that this process reads from: device number and trunk, in order.
     foreign: OnceBox<Vec<(usize, u32)>>,
+    /// Devices that have gone since, by their numbers: what has the number now is nothing of others.
+    foreign_gone: AtomicU64,
     /// A slot may have more than one name.
     shares: AtomicBool,
+    /// Whose turn it is to get a trunk among devices of equal priority.
+    turn: AtomicUsize,
     swapped: AtomicU64,
+    /// The same by device number.
+    used: [AtomicU64; MAX_DEVICES],
     full: AtomicBool,
 }
 
+/// A device that is on, or on its way off.
+struct Known {
+    /// Tells it from those that had the number before.
+    serial: usize,
+    priority: i32,
+    leaving: bool,
+    device: Arc<dyn Device>,
+}
+
 impl Place {
-    /// Takes devices on. The configurations say priority and the like; room comes by leases.
+    /// Takes devices on. The configurations say priority and the like; room comes by leases. Number and serial of
+    /// each are its place in the row.
     pub fn new(
         cpus: usize,
         devices: impl IntoIterator<Item = (DeviceConfig, Box<dyn Device>)>,
         lessor: Box<dyn Lessor>,
     ) -> Self {
-        let slots = Slots::new(cpus);
-        let devices = devices
-            .into_iter()
-            .filter_map(|(config, device)| Some((slots.swapon(config).ok()?, device)))
-            .collect();
-        Self {
-            slots,
-            devices,
+        let place = Self {
+            slots: Slots::new(cpus),
+            devices: core::array::from_fn(|_| Lock::new(None, &KNOWN_LOCKS)),
             lessor,
             foreign: OnceBox::new(),
+            foreign_gone: AtomicU64::new(0),
             shares: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
             swapped: AtomicU64::new(0),
+            used: core::array::from_fn(|_| AtomicU64::new(0)),
             full: AtomicBool::new(false),
+        };
+        for (number, (config, device)) in devices.into_iter().enumerate() {
+            // One that finds no room for its tables is left out.
+            let _ = place.swapon(number, number, config, device);
+        }
+        place
+    }
+
+    /// Takes a device on under a number that no other has; nobody ever had its serial.
+    ///
+    /// # Errors
+    /// As [`Slots::swapon_as`].
+    pub fn swapon(
+        &self,
+        number: usize,
+        serial: usize,
+        config: DeviceConfig,
+        device: Box<dyn Device>,
+    ) -> Result<(), SwaponError> {
+        let id = DeviceId::new(number).ok_or(SwaponError::TooManyDevices)?;
+        let mut known = self.devices[number].lock();
+        self.slots.swapon_as(id, config)?;
+        *known = Some(Known { serial, priority: config.priority, leaving: false, device: device.into() });
+        self.full.store(false, Relaxed);
+        Ok(())
+    }
+
+    /// From when this returns no slot of the device is given any more. `false`: there is no such device. See
+    /// `Engine::vacate` for what is on it.
+    pub fn swapoff_begin(&self, number: usize) -> bool {
+        self.set_leaving(number, true)
+    }
+
+    /// The device goes on as if [`Place::swapoff_begin`] had not been called. `false`: it has gone.
+    pub fn swapoff_cancel(&self, number: usize) -> bool {
+        self.set_leaving(number, false)
+    }
+
+    fn set_leaving(&self, number: usize, leaving: bool) -> bool {
+        let Some(id) = DeviceId::new(number) else { return false };
+        let mut known = self.devices[number].lock();
+        let Some(known) = known.as_mut() else { return false };
+        match leaving {
+            true => drop(self.slots.swapoff_begin(id)),
+            false => self.slots.swapoff_cancel(id),
+        }
+        known.leaving = leaving;
+        true
+    }
+
+    /// A device that is on its way off leaves, if nothing is on it and nobody uses it. Its serial.
+    ///
+    /// # Errors
+    /// Something is on it still; or there is no such device, or it is not on its way off.
+    pub fn swapoff_end(&self, number: usize) -> Result<usize, SwapoffError> {
+        let id = DeviceId::new(number).ok_or(SwapoffError::NoDevice)?;
+        let mut guard = self.devices[number].lock();
+        let known = guard.as_ref().filter(|known| known.leaving).ok_or(SwapoffError::NoDevice)?;
+        // The slots that are others' are only in the count of names.
+        match self.used(number) {
+            0 => {}
+            used => return Err(SwapoffError::InUse(used)),
+        }
+        // Who let the last slot go may not have let go of the device yet.
+        if Arc::strong_count(&known.device) > 1 {
+            return Err(SwapoffError::InUse(0));
+        }
+        self.slots.swapoff_end(id)?;
+        self.foreign_gone.fetch_or(1 << number, Relaxed);
+        let gone = guard.take();
+        drop(guard);
+        // Closes it.
+        gone.map(|known| known.serial).ok_or(SwapoffError::NoDevice)
+    }
+
+    /// Is this device on its way off?
+    pub fn is_leaving(&self, number: usize) -> bool {
+        self.devices[number].lock().as_ref().is_some_and(|known| known.leaving)
+    }
+
+    /// `n` names of slots from `entry` on came to be.
+    fn named(&self, entry: Entry, n: usize) {
+        self.swapped.fetch_add(n as u64, Relaxed);
+        if let Some(id) = entry.device() {
+            self.used[id.index()].fetch_add(n as u64, Relaxed);
         }
     }
 
@@ -69,7 +176,7 @@ impl Place {
         let mut order = (usize::BITS - 1 - n.leading_zeros()) as u8;
         loop {
             if let Some(entry) = self.slots.alloc(cpu, order, Owner { space: 0, page }) {
-                self.swapped.fetch_add(1 << order, Relaxed);
+                self.named(entry, 1 << order);
                 return Some((entry.raw(), 1 << order));
             }
             // A fresh trunk keeps large runs whole; only when there is none are they cut up.
@@ -84,10 +191,39 @@ impl Place {
         }
     }
 
+    /// A trunk more, of the device of highest priority that has one.
     fn grow(&self) -> bool {
-        self.devices.iter().enumerate().any(|(index, (id, _))| {
-            self.lessor.lease(index).is_some_and(|trunk| self.slots.add_trunk(*id, trunk))
-        })
+        let mut tried = 0;
+        while let Some((number, serial)) = self.next_to_grow(tried) {
+            tried |= 1 << number;
+            let Some(trunk) = self.lessor.lease(serial) else { continue };
+            let known = self.devices[number].lock();
+            // If it went while we asked, the trunk went with it.
+            let is_its = known.as_ref().is_some_and(|known| known.serial == serial);
+            let added = DeviceId::new(number).is_some_and(|id| is_its && self.slots.add_trunk(id, trunk));
+            if added {
+                self.turn.store(number + 1, Relaxed);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Number and serial of a device that is not among the `tried` ones: of the highest priority, in turn.
+    fn next_to_grow(&self, tried: u64) -> Option<(usize, usize)> {
+        let turn = self.turn.load(Relaxed);
+        let mut best: Option<(i32, usize, usize)> = None;
+        for number in (0..MAX_DEVICES).map(|step| (turn + step) % MAX_DEVICES) {
+            let known = self.devices[number].lock();
+            let Some(known) = known.as_ref().filter(|known| tried & 1 << number == 0 && !known.leaving)
+            else {
+                continue;
+            };
+            if best.is_none_or(|(priority, ..)| known.priority > priority) {
+                best = Some((known.priority, number, known.serial));
+            }
+        }
+        best.map(|(_, number, serial)| (number, serial))
     }
 
     /// One page's name of each of `n` slots is gone.
@@ -99,6 +235,9 @@ impl Place {
             }
         }
         self.swapped.fetch_sub(n as u64, Relaxed);
+        if let Some(id) = entry.device() {
+            self.used[id.index()].fetch_sub(n as u64, Relaxed);
+        }
     }
 
     /// One more page names each of `n` slots.
@@ -110,7 +249,7 @@ impl Place {
                 panic!("slot counted though free: {wrong:?}");
             }
         }
-        self.swapped.fetch_add(n as u64, Relaxed);
+        self.named(entry, n);
     }
 
     /// From here on the trunks of these entries, which are not this process's, are read from, and their slots counted
@@ -138,22 +277,34 @@ impl Place {
 
     fn is_foreign(&self, entry: Entry) -> bool {
         let Some(trunks) = self.foreign.get() else { return false };
-        trunk_of(entry).is_some_and(|trunk| trunks.binary_search(&trunk).is_ok())
+        trunk_of(entry).is_some_and(|trunk| {
+            trunks.binary_search(&trunk).is_ok() && self.foreign_gone.load(Relaxed) & 1 << trunk.0 == 0
+        })
+    }
+
+    /// The device number of an entry and the byte offset there.
+    pub fn at(raw: u64) -> Option<(DeviceId, u64)> {
+        let entry = Entry::from_raw(raw)?;
+        Some((entry.device()?, entry.offset_bytes()))
+    }
+
+    /// The device of this number.
+    pub fn device(&self, id: DeviceId) -> Option<Arc<dyn Device>> {
+        self.devices[id.index()].lock().as_ref().map(|known| known.device.clone())
     }
 
     /// The device of an entry and the byte offset there.
-    pub fn locate(&self, raw: u64) -> Option<(&dyn Device, u64)> {
-        let entry = Entry::from_raw(raw)?;
-        let id = entry.device()?;
-        let (_, device) = self.devices.iter().find(|(known, _)| *known == id)?;
-        Some((&**device, entry.offset_bytes()))
+    pub fn locate(&self, raw: u64) -> Option<(Arc<dyn Device>, u64)> {
+        let (id, at) = Self::at(raw)?;
+        Some((self.device(id)?, at))
     }
 
     /// Tells a device that discards about one cluster of 2 MiB that nobody uses any more; `false` when there is
     /// none. May wait for the device; no lock held.
     pub fn discard(&self) -> bool {
-        self.devices.iter().any(|(id, device)| {
-            let Some(entry) = self.slots.take_discard(*id) else { return false };
+        (0..MAX_DEVICES).filter_map(DeviceId::new).any(|id| {
+            let Some(device) = self.device(id) else { return false };
+            let Some(entry) = self.slots.take_discard(id) else { return false };
             // Advice: what cannot be discarded is only kept longer.
             let _ = device.discard(entry.offset_bytes(), CLUSTER_BYTES);
             self.slots.discarded(entry);
@@ -171,6 +322,11 @@ impl Place {
         self.swapped.load(Relaxed)
     }
 
+    /// The same of the device of this number.
+    pub fn used(&self, number: usize) -> u64 {
+        self.used[number].load(Relaxed)
+    }
+
     /// How many page words name the slot of an entry, as its own word says; for tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn count(&self, raw: u64) -> Option<u32> {
@@ -181,8 +337,102 @@ impl Place {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::device::faulty::FaultyDevice;
-    use std::sync::Mutex;
+    use crate::device::{FileDevice, FileOptions};
+    use std::sync::atomic::AtomicU32;
+    use std::sync::{Mutex, Weak};
+
+    /// Lends trunks of each serial from 0 on, does something first, and notes whom it was asked for.
+    #[derive(Default)]
+    struct Office {
+        next: [AtomicU32; 8],
+        asked: Mutex<std::vec::Vec<usize>>,
+        first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    }
+
+    impl Lessor for Arc<Office> {
+        fn lease(&self, serial: usize) -> Option<u32> {
+            self.asked.lock().unwrap().push(serial);
+            let first = self.first.lock().unwrap().take();
+            if let Some(first) = first {
+                first();
+            }
+            let trunk = self.next[serial].fetch_add(1, Relaxed);
+            (trunk < 1).then_some(trunk)
+        }
+
+        fn give_back(&self, _serial: usize, _trunk: u32) {}
+    }
+
+    fn device(priority: i32) -> (DeviceConfig, Box<dyn Device>) {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 64 << 20).unwrap();
+        let device = FileDevice::from_fd(file, FileOptions::default()).unwrap();
+        let config = DeviceConfig { priority, rotational: false, discard: false, slots: 0, first: 0 };
+        (config, Box::new(device))
+    }
+
+    fn number_of(entry: u64) -> usize {
+        Place::at(entry).unwrap().0.index()
+    }
+
+    #[test]
+    fn trunks_come_by_priority_and_in_turn() {
+        let office = Arc::new(Office::default());
+        let place = Place::new(1, [device(-2), device(5), device(5)], Box::new(office.clone()));
+        let taken: std::vec::Vec<usize> = std::iter::from_fn(|| place.alloc(0, 512, 0))
+            .map(|(entry, n)| number_of(entry) * 1000 + n)
+            .collect();
+        let devices: std::vec::Vec<usize> =
+            [1, 2, 0].iter().flat_map(|number| [number * 1000 + 512; 32]).collect();
+        assert_eq!(taken, devices);
+        assert!(place.is_full());
+        assert_eq!((place.used(0), place.swapped()), (16384, 3 * 16384));
+    }
+
+    #[test]
+    fn a_device_goes_when_nothing_is_on_it_and_its_number_comes_again() {
+        let office = Arc::new(Office::default());
+        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone()));
+        let (first, n) = place.alloc(0, 4, 0).unwrap();
+        assert_eq!((number_of(first), n), (0, 4));
+        assert_eq!(place.swapoff_end(0), Err(SwapoffError::NoDevice), "it is not on its way off");
+        assert!(place.swapoff_begin(0));
+        assert_eq!((place.is_leaving(0), place.swapoff_end(0)), (true, Err(SwapoffError::InUse(4))));
+        let (elsewhere, _) = place.alloc(0, 4, 8).unwrap();
+        assert_eq!(number_of(elsewhere), 1, "it gives no slot any more");
+        let used = place.locate(first).unwrap();
+        place.put(first, 4);
+        assert_eq!(place.swapoff_end(0), Err(SwapoffError::InUse(0)), "somebody uses it");
+        drop(used);
+        assert!(place.swapoff_cancel(0) && !place.is_leaving(0));
+        assert!(place.swapoff_begin(0));
+        assert_eq!(place.swapoff_end(0), Ok(0));
+        assert!(!place.swapoff_cancel(0) && place.locate(first).is_none());
+        let (config, again) = device(7);
+        assert_eq!(place.swapon(1, 2, config, device(7).1), Err(SwaponError::TooManyDevices));
+        assert_eq!(place.swapon(0, 2, config, again), Ok(()));
+        // What was leased before is used up first; a new trunk is of the highest priority.
+        while number_of(place.alloc(0, 512, 0).unwrap().0) == 1 {}
+        assert_eq!(office.asked.lock().unwrap().last(), Some(&2));
+    }
+
+    #[test]
+    fn a_trunk_of_a_device_that_went_meanwhile_is_nobodys() {
+        let office = Arc::new(Office::default());
+        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())));
+        let weak: Weak<Place> = Arc::downgrade(&place);
+        *office.first.lock().unwrap() = Some(Box::new(move || {
+            let place = weak.upgrade().unwrap();
+            assert!(place.swapoff_begin(0));
+            assert_eq!(place.swapoff_end(0), Ok(0));
+            let (config, device) = device(1);
+            place.swapon(0, 5, config, device).unwrap();
+        }));
+        // Number 0 is another's by then: what it lends is asked for, for the next smaller order.
+        let (entry, n) = place.alloc(0, 512, 0).unwrap();
+        assert_eq!((number_of(entry), n), (0, 256));
+        assert_eq!(*office.asked.lock().unwrap(), [0, 5]);
+    }
 
     /// Gives the trunks that it was told to.
     struct Trunks(Mutex<Vec<u32>>);
@@ -196,9 +446,7 @@ mod tests {
     }
 
     fn place(trunks: &[u32]) -> Place {
-        let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: 0, first: 0 };
-        let device: Box<dyn Device> = Box::new(FaultyDevice::memory(1 << 20, 1).unwrap());
-        Place::new(1, [(config, device)], Box::new(Trunks(Mutex::new(trunks.to_vec()))))
+        Place::new(1, [device(0)], Box::new(Trunks(Mutex::new(trunks.to_vec()))))
     }
 
     #[test]

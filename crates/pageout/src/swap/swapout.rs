@@ -17,6 +17,7 @@ use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
+use crate::swap::Place;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use alloc::vec::Vec;
 use rustix::io::Errno;
@@ -430,10 +431,11 @@ impl<K: Kernel> Engine<K> {
         let mut from = 0;
         while from < out.pages.len() {
             // One batch a device.
-            let Some((device, _)) = out.pages[from..]
+            let Some((id, device)) = out.pages[from..]
                 .iter()
                 .find(|page| page.fate == Fate::Write)
-                .and_then(|page| self.place.locate(page.entry))
+                .and_then(|page| Place::at(page.entry))
+                .and_then(|(id, _)| Some((id, self.place.device(id)?)))
             else {
                 break;
             };
@@ -442,8 +444,8 @@ impl<K: Kernel> Engine<K> {
             while upto < out.pages.len() {
                 let page = &out.pages[upto];
                 if page.fate == Fate::Write {
-                    let Some((on, at)) = self.place.locate(page.entry) else { break };
-                    if !core::ptr::addr_eq(on, device) {
+                    let Some((on, at)) = Place::at(page.entry) else { break };
+                    if on != id {
                         break;
                     }
                     let address = self.frames.address(page.frame);

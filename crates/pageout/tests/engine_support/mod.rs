@@ -16,7 +16,9 @@ use pageout::page::Tag;
 use pageout::slot::DeviceConfig;
 use pageout::space::{BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
+use pageout::swap::swapin::Incoming;
 use pageout::swap::swapout::Outgoing;
+use pageout::swap::vacate::Vacated;
 use pageout::swap::{Lessor, Place};
 use program::{Habits, Program, Random, PAGE};
 use std::collections::{BTreeMap, HashMap};
@@ -218,6 +220,20 @@ impl World {
             }
         });
         world
+    }
+
+    /// Another device comes.
+    pub fn switch_on(self: &Arc<Self>, number: usize, serial: usize, slots: u64) {
+        let inner = Arc::new(FaultyDevice::memory(slots * PAGE as u64, self.seed).unwrap());
+        let world = Arc::new(OnceLock::from(Arc::downgrade(self)));
+        let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 1 };
+        self.engine.place.swapon(number, serial, config, Box::new(Hooked { inner, world })).unwrap();
+    }
+
+    /// One walk of a thread that clears a device.
+    pub fn vacate(&self, number: usize) -> Vacated {
+        let mut incoming = Box::new(Incoming::new());
+        self.engine.vacate(&mut incoming, number)
     }
 
     fn below(&self, n: usize) -> usize {

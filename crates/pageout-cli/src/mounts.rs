@@ -1,0 +1,169 @@
+//! The devices of a run, by their numbers, and who may still have trunks of them. One owner, the server; no locks.
+//!
+//! A number is used again when its device has gone from all processes; a serial never is, so that what a process says
+//! of a device that has gone meanwhile is not taken for the one that came after it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use anyhow::{anyhow, bail, Result};
+use pageout::wire::{DeviceSettings, Settings, DEVICES};
+
+use crate::device::{Device, TRUNK};
+use crate::size::Bytes;
+use crate::trunks::Trunks;
+
+/// The devices.
+#[derive(Debug)]
+pub struct Mounts {
+    by_number: [Option<Mount>; DEVICES],
+    next_serial: u64,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct Mount {
+    /// The device; its settings have its serial.
+    pub device: Device,
+    /// It is on its way off: nobody is given trunks of it.
+    pub leaving: bool,
+    trunks: Trunks,
+}
+
+impl Mount {
+    fn new(device: Device) -> Self {
+        let trunks = Trunks::new(device.trunks);
+        Self { device, leaving: false, trunks }
+    }
+
+    /// Tells it from all others that ever were.
+    pub fn serial(&self) -> u64 {
+        self.device.settings.serial
+    }
+
+    /// What processes have of it.
+    pub fn lent(&self) -> Bytes {
+        Bytes(self.trunks.lent() * TRUNK.0)
+    }
+
+    /// What can still be lent.
+    pub fn free_bytes(&self) -> u64 {
+        if self.leaving {
+            return 0;
+        }
+        self.device.trunks * TRUNK.0 - self.lent().0
+    }
+}
+
+impl Mounts {
+    /// Those of the start, whose serials are their places in the row.
+    pub fn new(devices: Vec<Device>) -> Self {
+        let mut mounts = Self { by_number: [const { None }; DEVICES], next_serial: 0 };
+        for device in devices {
+            mounts.add(device);
+        }
+        mounts
+    }
+
+    /// Each with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Mount)> {
+        self.by_number.iter().enumerate().filter_map(|(number, mount)| Some((number, mount.as_ref()?)))
+    }
+
+    /// The serial that the next one has, if there can be another.
+    pub fn next_serial(&self) -> Result<u64> {
+        match self.by_number.iter().any(Option::is_none) {
+            true => Ok(self.next_serial),
+            false => bail!("{DEVICES} swap devices are on; swapoff one first"),
+        }
+    }
+
+    /// Another one, which has the next serial; its number.
+    pub fn add(&mut self, mut device: Device) -> usize {
+        let number = self.by_number.iter().position(Option::is_none).expect("there is a number");
+        assert_eq!(device.settings.serial, self.next_serial);
+        if device.path.is_none() {
+            let taken = |name: &String| self.iter().any(|(_, other)| other.device.name == *name);
+            let numbered = (2..).map(|n| format!("{}{n}", device.name));
+            let name = std::iter::once(device.name.clone()).chain(numbered).find(|name| !taken(name));
+            device.name = name.expect("there is a name");
+        }
+        self.next_serial += 1;
+        self.by_number[number] = Some(Mount::new(device));
+        number
+    }
+
+    /// It has gone from all processes.
+    pub fn remove(&mut self, number: usize) -> Option<Mount> {
+        self.by_number[number].take()
+    }
+
+    /// The number of a device that is there.
+    pub fn number_of(&self, serial: u64) -> Option<usize> {
+        self.iter().find(|(_, mount)| mount.serial() == serial).map(|(number, _)| number)
+    }
+
+    /// The device of this number.
+    pub fn get_mut(&mut self, number: usize) -> Option<&mut Mount> {
+        self.by_number[number].as_mut()
+    }
+
+    /// The number of the device that users call so.
+    pub fn named(&self, name: &str, path: &Path) -> Result<usize> {
+        let real = path.canonicalize().ok();
+        let is_it = |device: &Device| {
+            let is_path = |own: &Path| own == path || real.is_some() && own.canonicalize().ok() == real;
+            device.shown() == name || device.path.as_deref().is_some_and(is_path)
+        };
+        let found = self.iter().find(|(_, mount)| is_it(&mount.device));
+        let found =
+            found.ok_or_else(|| anyhow!("{name}: the tree has no such swap device; see pageout show"))?;
+        match found.1.leaving {
+            true => bail!("{name}: on its way off already; wait until it has gone"),
+            false => Ok(found.0),
+        }
+    }
+
+    /// What a process is told that comes now, and which devices that gives it.
+    pub fn settings(&self, settings: &Settings) -> (Settings, u64) {
+        let mut settings = Settings { devices: 0, ..*settings };
+        settings.device = [DeviceSettings::default(); DEVICES];
+        let mut given = 0;
+        // Those that are leaving too: who is a fork's child may have inherited something there. It is told at once.
+        for (number, mount) in self.iter() {
+            settings.device[number] = mount.device.settings;
+            settings.devices += 1;
+            given |= 1 << number;
+        }
+        (settings, given)
+    }
+
+    /// The files of the devices `given`, by number.
+    pub fn files(&self, given: u64) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let given = self.iter().filter(move |(number, _)| given & 1 << number != 0);
+        given.map(|(_, mount)| mount.device.file.as_fd())
+    }
+
+    /// Lends a trunk of the device of this serial to a process that has the devices `has`: number and trunk.
+    pub fn lend(&mut self, serial: u64, has: u64) -> Result<Option<(usize, u64)>> {
+        if serial >= self.next_serial {
+            bail!("asked for a device that there is not ({serial})");
+        }
+        // It may have gone since the process asked.
+        let number = self.number_of(serial).filter(|number| has & 1 << number != 0);
+        Ok(number.and_then(|number| {
+            let mount = self.by_number[number].as_mut().filter(|mount| !mount.leaving)?;
+            Some((number, mount.trunks.lend()?))
+        }))
+    }
+
+    /// Takes trunks back that were lent.
+    pub fn take_back(&mut self, lent: impl IntoIterator<Item = (usize, u64)>) {
+        for (number, trunk) in lent {
+            let mount = self.by_number[number].as_mut().expect("a device with trunks lent is there");
+            // First give it back to the file system, which also waits for writes of the dead, then to others.
+            mount.device.discard(trunk);
+            mount.trunks.take_back(trunk);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The user's running trees: finding them by their sockets, and asking them.
+//!
+//! Only the user's own runtime directory is looked into, and only if nobody else can enter it.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, Context, Result};
+use pageout::wire::{Kind, Message};
+use serde_json::Value;
+
+use crate::directory;
+use crate::say;
+use crate::sys;
+use crate::tree;
+use crate::view::View;
+
+/// How long a run may take to answer. It answers at once unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What became of a switch.
+#[derive(Debug)]
+pub enum Switched {
+    /// It is done.
+    Done,
+    /// It is begun.
+    UnderWay,
+    /// It is not done, and why.
+    Refused(String),
+}
+
+/// A connection to a run.
+#[derive(Debug)]
+pub struct Run {
+    socket: OwnedFd,
+    /// Its process number.
+    pub pid: i32,
+}
+
+impl Run {
+    /// Says what to switch; the answers come by [`Run::switched`].
+    pub fn switch(&self, off: bool, what: &Value) -> Result<()> {
+        let file = sys::file_of(c"pageout-switch", what.to_string().as_bytes())?;
+        let message = Message::new(Kind::Switch, off.into(), 0, 0);
+        match sys::send(self.socket.as_fd(), message.as_bytes(), &[file.as_fd()]) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => bail!("the tree has ended"),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// What became of it so far; waits.
+    pub fn switched(&self) -> Result<Switched> {
+        let (message, fds) = match self.hear(None)? {
+            Some((Kind::Switched, message, fds)) => (message, fds),
+            _ => bail!("the tree has ended, or is of another version of pageout"),
+        };
+        let mut words = String::new();
+        File::from(fds.into_iter().next().context("no answer")?).read_to_string(&mut words)?;
+        Ok(match message.a {
+            0 => Switched::Done,
+            2 => Switched::UnderWay,
+            _ => Switched::Refused(words),
+        })
+    }
+
+    /// What there is to see; none once the run has ended.
+    pub fn look(&self) -> Result<Option<View>> {
+        let Some((Kind::View, _, fds)) = self.ask(&Message::new(Kind::Look, 0, 0, 0))? else {
+            return Ok(None);
+        };
+        let file = fds.into_iter().next().context("no answer")?;
+        View::read(File::from(file)).map(Some)
+    }
+
+    /// Asks, and waits for the answer; none once the run has ended.
+    fn ask(&self, question: &Message) -> Result<Option<(Kind, Message, Vec<OwnedFd>)>> {
+        match sys::send(self.socket.as_fd(), question.as_bytes(), &[]) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
+            sent => sent?,
+        }
+        self.hear(Some(Instant::now() + PATIENCE))
+    }
+
+    /// The next message.
+    fn hear(&self, deadline: Option<Instant>) -> Result<Option<(Kind, Message, Vec<OwnedFd>)>> {
+        loop {
+            let patience = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            sys::poll(&[(self.socket.as_fd(), libc::POLLIN)], patience)?;
+            let mut message = Message::new(Kind::Bye, 0, 0, 0);
+            return match sys::receive(self.socket.as_fd(), message.as_bytes_mut()) {
+                Ok((0, _)) => Ok(None),
+                Ok((_, fds)) => {
+                    let kind = Kind::from_raw(message.kind).ok_or_else(|| anyhow!("another version"))?;
+                    Ok(Some((kind, message, fds)))
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if deadline.is_some_and(|at| Instant::now() >= at) {
+                        bail!("no answer; if it is stopped, continue it (kill -CONT {})", self.pid);
+                    }
+                    continue;
+                }
+                Err(error) => Err(error.into()),
+            };
+        }
+    }
+
+    /// Waits, at most until `deadline`, for the run to say something unasked, or to end; whether it did.
+    pub fn stirs_before(&self, deadline: Instant) -> Result<bool> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let ready = sys::poll(&[(self.socket.as_fd(), libc::POLLIN)], Some(patience))?;
+        Ok(ready[0] != 0)
+    }
+}
+
+/// Every run of the user that answers.
+fn all() -> Result<Vec<(Run, View)>> {
+    let directory = directory::runtime();
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    directory::check_private(&directory)?;
+    let mut runs = Vec::new();
+    for entry in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
+        let path = entry?.path();
+        // What refuses is left of a run that was killed.
+        let Ok(socket) = sys::connect_to(&path) else { continue };
+        let Ok((pid, uid)) = sys::peer_of(socket.as_fd()) else { continue };
+        if uid != sys::euid() {
+            continue;
+        }
+        let run = Run { socket, pid };
+        match run.look() {
+            Ok(Some(view)) => runs.push((run, view)),
+            // It ended just now, or is of a version that knows no such question.
+            Ok(None) => say::info(format_args!("run {pid}: has ended, or is of another version")),
+            Err(error) => say::warning(format_args!("run {pid}: {error:#}; left out")),
+        }
+    }
+    runs.sort_by_key(|(run, _)| run.pid);
+    Ok(runs)
+}
+
+/// The runs that `--run` means: all without it, else those that the number or name fits, at least one.
+pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
+    let runs = all()?;
+    let Some(id) = id else { return Ok(runs) };
+    let number = id.parse::<i32>().ok();
+    let is_number = |run: &(Run, View)| number.is_some_and(|pid| has(run, pid));
+    let found: Vec<_> = match runs.iter().any(is_number) {
+        true => runs.into_iter().filter(is_number).collect(),
+        false => runs.into_iter().filter(|(_, view)| view.program == id).collect(),
+    };
+    if found.is_empty() {
+        bail!("--run {id}: no tree of yours has such a process or program; see pageout ps");
+    }
+    Ok(found)
+}
+
+/// The one run that `--run` means, or the only one.
+pub fn one(id: Option<&str>) -> Result<(Run, View)> {
+    let mut runs = chosen(id)?;
+    if runs.len() > 1 {
+        let names: Vec<String> =
+            runs.iter().map(|(run, view)| format!("{} ({})", run.pid, view.program)).collect();
+        bail!("{} trees are running: {}; choose one with --run PID", runs.len(), names.join(", "));
+    }
+    runs.pop().ok_or_else(|| {
+        anyhow!("no tree of yours is running (no socket in {})", directory::runtime().display())
+    })
+}
+
+/// Whether a process is of this tree, or runs it. A tree in a container may have other numbers.
+fn has((run, view): &(Run, View), pid: i32) -> bool {
+    let known = [run.pid, view.run, view.main].contains(&pid);
+    known || view.processes.iter().any(|process| process.pid() == pid) || tree::descends_from(pid, run.pid)
+}

@@ -1,0 +1,212 @@
+//! Devices that come and go while the run serves.
+//!
+//! A device comes: it is opened and given to all. A device goes: all who have it are told, and say when nothing of
+//! theirs is on it; when nobody has it any more it is closed. Whoever switched it off waits for that; if he does not
+//! (Ctrl-C), it stays: who still has it is told, who has let it go is given it again.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+use anyhow::{anyhow, bail, Context, Result};
+use pageout::wire::{Kind, Message};
+use serde_json::Value;
+
+use super::{Client, Server};
+use crate::device::{Device, PAGE, TRUNK};
+use crate::say;
+use crate::size::Bytes;
+use crate::spec::{Place, Spec};
+use crate::sys;
+
+/// The most that somebody says about what to switch.
+const MOST: u64 = 64 << 10;
+
+const DONE: u64 = 0;
+const REFUSED: u64 = 1;
+const UNDER_WAY: u64 = 2;
+
+impl Server {
+    /// Does what a user asks for, or says why not.
+    pub(super) fn switch(&mut self, index: usize, off: u64, fds: Vec<OwnedFd>) -> Result<()> {
+        self.check_user(index)?;
+        let what = fds.into_iter().next().map(File::from).context("said nothing")?;
+        let what: Value = serde_json::from_slice(&sys::bytes_of(&what, MOST)?)?;
+        let text = |key: &str| what[key].as_str().ok_or_else(|| anyhow!("said no {key}"));
+        let done = match off {
+            0 => self.switch_on(text("spec")?, text("path")?.into()).map(|()| DONE),
+            _ => self.switch_off(index, text("name")?, text("path")?.into()).map(|()| UNDER_WAY),
+        };
+        match done {
+            Ok(how) => self.answer_switch(index, how, ""),
+            Err(why) => self.answer_switch(index, REFUSED, &format!("{why:#}")),
+        }
+    }
+
+    fn answer_switch(&self, index: usize, how: u64, words: &str) -> Result<()> {
+        let file = sys::file_of(c"pageout-switched", words.as_bytes())?;
+        let answer = Message::new(Kind::Switched, how, 0, 0);
+        Ok(sys::send(self.connections[index].socket.as_fd(), answer.as_bytes(), &[file.as_fd()])?)
+    }
+
+    /// A device more. A path is the user's, from the root on: ours may be another directory.
+    fn switch_on(&mut self, spec: &str, path: PathBuf) -> Result<()> {
+        let mut spec = Spec::parse(spec)?;
+        if let Place::Path(place) = &mut spec.place {
+            *place = path;
+        }
+        let serial = self.mounts.next_serial()?;
+        let number = self.mounts.add(Device::open(&spec, serial as usize)?);
+        for index in 0..self.connections.len() {
+            self.give(index, number);
+        }
+        Ok(())
+    }
+
+    /// Gives a process a device that it does not have.
+    fn give(&mut self, index: usize, number: usize) {
+        let connection = &mut self.connections[index];
+        let (Some(client), Some(mount)) = (&mut connection.client, self.mounts.get_mut(number)) else {
+            return;
+        };
+        if client.has & 1 << number != 0 {
+            return;
+        }
+        let message = Message::on(number, &mount.device.settings);
+        match sys::send(connection.socket.as_fd(), message.as_bytes(), &[mount.device.file.as_fd()]) {
+            Ok(()) => {
+                client.has |= 1 << number;
+                client.told &= !(1 << number);
+            }
+            // It goes on with what it has.
+            Err(error) => {
+                say::debug(format_args!("{}: given no {}: {error}", client.pid, mount.device.name));
+            }
+        }
+    }
+
+    /// Begins to take a device off.
+    fn switch_off(&mut self, index: usize, name: &str, path: PathBuf) -> Result<()> {
+        if self.connections[index].switching.is_some() {
+            bail!("{name}: one device after the other");
+        }
+        let number = self.mounts.named(name, &path)?;
+        let (used, room) = self.room_without(number);
+        if used > room {
+            bail!(
+                "{name}: {} of it in use, and the other devices and the memory below the limit have room for {}; add a \
+                 device first (pageout swapon)",
+                Bytes(used),
+                Bytes(room)
+            );
+        }
+        let mount = self.mounts.get_mut(number).context("it went")?;
+        mount.leaving = true;
+        self.connections[index].switching = Some(mount.serial());
+        Ok(())
+    }
+
+    fn clients(&self) -> impl Iterator<Item = &Client> {
+        let connected = self.connections.iter().filter_map(|connection| connection.client.as_ref());
+        connected.chain(self.leaving.iter().map(|leaving| &leaving.client))
+    }
+
+    /// What is on a device, in whole trunks where it is more than who has it can put elsewhere, and how much of that
+    /// there is room for: on other devices, and below the limit.
+    fn room_without(&self, number: usize) -> (u64, u64) {
+        let mut needed = 0;
+        for client in self.clients() {
+            let pages = &client.stats.stats().device_pages;
+            let on = |number: usize| pages[number].load(Relaxed) * PAGE;
+            let others = self.mounts.iter().filter(|(other, mount)| *other != number && !mount.leaving);
+            let spare: u64 = others
+                .map(|(other, _)| {
+                    let lent = client.lent.iter().filter(|(of, _)| *of == other).count() as u64;
+                    (lent * TRUNK.0).saturating_sub(on(other))
+                })
+                .sum();
+            needed += on(number).saturating_sub(spare).next_multiple_of(TRUNK.0);
+        }
+        let elsewhere = self.mounts.iter().filter(|(other, _)| *other != number);
+        let free: u64 = elsewhere.map(|(_, mount)| mount.free_bytes()).sum();
+        let below = self.settings.limit_bytes.saturating_sub(self.seats.tree().used().0);
+        (needed, free.saturating_add(below))
+    }
+
+    /// A process says that nothing of it is on a device, and that it is closed there.
+    pub(super) fn gone_from(&mut self, index: usize, serial: u64) {
+        let Some(number) = self.mounts.number_of(serial) else { return };
+        let Some(client) = &mut self.connections[index].client else { return };
+        client.has &= !(1 << number);
+        client.told &= !(1 << number);
+        let (gone, kept) = client.lent.iter().partition(|(of, _)| *of == number);
+        client.lent = kept;
+        let gone: Vec<(usize, u64)> = gone;
+        self.mounts.take_back(gone);
+        if self.mounts.get_mut(number).is_some_and(|mount| !mount.leaving) {
+            // It was too late to tell it that the device stays.
+            self.give(index, number);
+        }
+    }
+
+    /// A device that was on its way off stays.
+    pub(super) fn stay(&mut self, serial: u64) {
+        let Some(number) = self.mounts.number_of(serial) else { return };
+        if let Some(mount) = self.mounts.get_mut(number) {
+            mount.leaving = false;
+        }
+        for index in 0..self.connections.len() {
+            let connection = &mut self.connections[index];
+            let Some(client) = &mut connection.client else { continue };
+            if client.told & 1 << number != 0 {
+                client.told &= !(1 << number);
+                // If it cannot be told it lets the device go, says so, and is given it again.
+                let message = Message::new(Kind::Stay, number as u64, serial, 0);
+                let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
+            }
+            self.give(index, number);
+        }
+    }
+
+    /// Tells who has a device that is on its way off, and closes what nobody has any more.
+    pub(super) fn settle_switches(&mut self) {
+        let leaving: Vec<(usize, u64)> = self
+            .mounts
+            .iter()
+            .filter(|(_, mount)| mount.leaving)
+            .map(|(number, mount)| (number, mount.serial()))
+            .collect();
+        for (number, serial) in leaving {
+            let bit = 1 << number;
+            for connection in &mut self.connections {
+                let Some(client) = &mut connection.client else { continue };
+                if client.has & !client.told & bit != 0 {
+                    let message = Message::new(Kind::Off, number as u64, serial, 0);
+                    // Who does not listen now is told the next time.
+                    if sys::send(connection.socket.as_fd(), message.as_bytes(), &[]).is_ok() {
+                        client.told |= bit;
+                    }
+                }
+            }
+            // A fork's child that has not come yet may inherit something there.
+            if self.clients().any(|client| client.has & bit != 0) || !self.waiting.is_empty() {
+                continue;
+            }
+            // Trunks of the dead from which children read, who have nothing there any more either.
+            let (orphans, kept) =
+                std::mem::take(&mut self.orphans).into_iter().partition(|(of, _)| *of == number);
+            self.orphans = kept;
+            let orphans: Vec<(usize, u64)> = orphans;
+            self.mounts.take_back(orphans);
+            drop(self.mounts.remove(number));
+            for index in 0..self.connections.len() {
+                if self.connections[index].switching == Some(serial) {
+                    self.connections[index].switching = None;
+                    // It may have gone just now.
+                    let _ = self.answer_switch(index, DONE, "");
+                }
+            }
+        }
+    }
+}

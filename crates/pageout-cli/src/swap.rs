@@ -1,0 +1,74 @@
+//! `pageout swapon` and `pageout swapoff`: devices of a tree that runs.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use serde_json::json;
+
+use crate::options::{SwapoffOptions, SwaponOptions};
+use crate::runs::{self, Run, Switched};
+use crate::say;
+use crate::size::Bytes;
+use crate::spec::{Place, Spec};
+
+/// How long a device may stay as full as it is before the user is told.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Gives a tree another device.
+pub fn on(options: &SwaponOptions) -> Result<i32> {
+    let path = match Spec::parse(&options.spec)?.place {
+        Place::Path(path) => absolute(path)?,
+        Place::Memory | Place::Unnamed => String::new(),
+    };
+    let (run, _) = runs::one(options.which.run.as_deref())?;
+    run.switch(false, &json!({ "spec": options.spec, "path": path }))?;
+    wait(&run, &options.spec)
+}
+
+/// Takes a device from a tree; returns when it has gone. The tree keeps it if we end before.
+pub fn off(options: &SwapoffOptions) -> Result<i32> {
+    let path = absolute(PathBuf::from(&options.name))?;
+    let (run, _) = runs::one(options.which.run.as_deref())?;
+    run.switch(true, &json!({ "name": options.name, "path": path }))?;
+    wait(&run, &options.name)
+}
+
+/// `what`: as the user called it.
+fn wait(run: &Run, what: &str) -> Result<i32> {
+    loop {
+        match run.switched()? {
+            Switched::Done => return Ok(0),
+            Switched::UnderWay => watch(run, what)?,
+            Switched::Refused(why) => bail!(why),
+        }
+    }
+}
+
+/// Returns when the run has something to say. Says so, once, when a device that is to go does not get emptier.
+fn watch(run: &Run, what: &str) -> Result<()> {
+    let (mut left, mut told) = (u64::MAX, false);
+    while !run.stirs_before(Instant::now() + PATIENCE)? {
+        // By another connection: the answer on this one is not to be mixed up with the last word.
+        let Ok((_, view)) = runs::one(Some(&run.pid.to_string())) else { continue };
+        let leaving = view.devices.iter().filter(|device| device.leaving);
+        let before = std::mem::replace(&mut left, leaving.map(|device| device.used_bytes).sum());
+        if left > 0 && left >= before && !told {
+            told = true;
+            say::warning(format_args!(
+                "{what}: {} left there and no room for it now; add a device (pageout swapon), or interrupt this",
+                Bytes(left)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// From the root on: the tree may work in another directory.
+fn absolute(path: PathBuf) -> Result<String> {
+    let absolute = std::path::absolute(&path).with_context(|| path.display().to_string())?;
+    match absolute.into_os_string().into_string() {
+        Ok(path) => Ok(path),
+        Err(path) => bail!("{}: not UTF-8; name it by a path that is", PathBuf::from(path).display()),
+    }
+}

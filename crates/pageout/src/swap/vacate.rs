@@ -1,0 +1,121 @@
+//! Off a device: every page that it has comes home, and leaves again to another device when its turn comes.
+//!
+//! Since [`Place::swapoff_begin`](super::Place::swapoff_begin) the device gives no slot, so names of its slots only
+//! become fewer: a page that comes in loses its name there, and so does one that is in and kept it. What is with
+//! others meanwhile (a fault that reads it, an evictor that has not settled it) is found by a later walk. Nothing is
+//! taken from anybody for it: frames are made by eviction, or below the limit; where there are none it waits.
+
+use super::swapin::{Brought, Incoming};
+use super::Place;
+use crate::engine::Engine;
+use crate::frame::CHUNK;
+use crate::kernel::Kernel;
+use crate::page::{Tag, Word};
+use crate::slot::DeviceId;
+use crate::space::{BLOCK_PAGES, TOP};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::Backoff;
+
+/// Pages that come in at once, unless a whole block does.
+const AT_ONCE: usize = 64;
+/// Pages over the limit from which nothing more comes in: within them it comes and goes all the time.
+const SHORT: i64 = 128;
+/// Times that the same page is tried before it is left for a later walk.
+const TRIES: usize = 16;
+
+/// What a walk over all pages came to.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub enum Vacated {
+    /// The device has gone; the serial that it had.
+    Gone(usize),
+    /// Something is on it still, and some of it moved.
+    Some,
+    /// Something is on it still, and nothing of it could be moved now.
+    Stuck,
+    /// It is not on its way off, or not any more.
+    Not,
+}
+
+impl<K: Kernel> Engine<K> {
+    /// One walk over all pages for those that are on a device which is on its way off; ends early when it is not any
+    /// more. Another thread reads events. No lock held.
+    pub fn vacate(&self, incoming: &mut Incoming, number: usize) -> Vacated {
+        let Some(id) = DeviceId::new(number) else { return Vacated::Not };
+        let before = self.place.used(number);
+        for (block_start, _) in self.space.blocks(0, TOP) {
+            if self.place.used(number) == 0 {
+                break;
+            }
+            if !self.place.is_leaving(number) {
+                return Vacated::Not;
+            }
+            if !self.vacate_block(incoming, block_start, id) {
+                break;
+            }
+        }
+        match self.place.swapoff_end(number) {
+            Ok(serial) => Vacated::Gone(serial),
+            Err(_) if !self.place.is_leaving(number) => Vacated::Not,
+            Err(_) if self.place.used(number) < before => Vacated::Some,
+            Err(_) => Vacated::Stuck,
+        }
+    }
+
+    /// The pages of one block; `false` when there is no room for them now.
+    fn vacate_block(&self, incoming: &mut Incoming, block_start: usize, id: DeviceId) -> bool {
+        let mut backoff = Backoff::new();
+        let mut last = (BLOCK_PAGES, 0);
+        while let Some((low, high)) = self.detach(block_start, id) {
+            last = if last.0 == low { (low, last.1 + 1) } else { (low, 0) };
+            if last.1 > TRIES {
+                break;
+            }
+            if self.budget.load(Relaxed) < -SHORT {
+                // What comes in would have to go at once, or could not.
+                self.kick();
+                return false;
+            }
+            match self.bring_in(incoming, block_start, low, (low, high)) {
+                Brought::Done(_) => {}
+                Brought::Pending => {
+                    self.pump();
+                    backoff.snooze();
+                }
+                Brought::NoFrame if self.make_way(incoming) => {}
+                Brought::NoFrame => return false,
+            }
+        }
+        true
+    }
+
+    /// Pages of a block that are in give up their names on the device. The first run of those that are out there.
+    fn detach(&self, block_start: usize, id: DeviceId) -> Option<(usize, usize)> {
+        let _regions = self.events.read();
+        let mut block = self.space.block(block_start)?.lock();
+        let is_there = |word: Word, tag: Tag| {
+            word.tag() == tag && Place::at(word.payload()).is_some_and(|(device, _)| device == id)
+        };
+        for index in 0..BLOCK_PAGES {
+            let word = block.word(index);
+            if is_there(word, Tag::Resident) {
+                self.place.put(word.payload(), 1);
+                block.set(index, word.detach());
+                block.set_sum(index, 0);
+            }
+        }
+        let low = (0..BLOCK_PAGES).find(|index| is_there(block.word(*index), Tag::Swapped))?;
+        let run = (low..BLOCK_PAGES).take_while(|index| is_there(block.word(*index), Tag::Swapped)).count();
+        Some((low, low + if run == BLOCK_PAGES { run } else { run.min(AT_ONCE) }))
+    }
+
+    /// Frames for what comes in: of new memory below the limit, else of what leaves. `false`: none can be had now.
+    fn make_way(&self, incoming: &mut Incoming) -> bool {
+        self.kick();
+        if self.budget.load(Relaxed) >= CHUNK as i64 {
+            self.grow_frames();
+            return true;
+        }
+        self.kernel.now() >= self.stuck_until.load(Relaxed)
+            && self.evict(&mut incoming.outgoing, 2 * CHUNK) > 0
+    }
+}
