@@ -6,7 +6,7 @@
 use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
-use crate::kernel::{Event, Kernel};
+use crate::kernel::{Event, Found, Kernel};
 use crate::reclaim::policy::Policy;
 use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
@@ -111,6 +111,8 @@ pub struct Engine<K: Kernel> {
     pub wanted: Bell,
     /// A fault could have used a huge frame and there was none.
     pub(crate) huge_wanted: AtomicBool,
+    /// The same of a small one.
+    pub(crate) small_wanted: AtomicBool,
     /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
     pub(crate) huge_due: AtomicBool,
     /// Faults that were read, for any server.
@@ -161,6 +163,7 @@ impl<K: Kernel> Engine<K> {
             floor_pages: AtomicI64::new(0),
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
+            small_wanted: AtomicBool::new(false),
             huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
@@ -256,7 +259,7 @@ impl<K: Kernel> Engine<K> {
         // What the program does since the registration raises events. They are read after the words below are made,
         // and before any page of them can be moved: so the region must be known and looked at first.
         regions.insert(Region { start, end });
-        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
+        let mut found = [Found { start: 0, end: 0, huge: false }; 64];
         let mut at = start;
         while at < end {
             let (n, walked) = self.kernel.scan(at, end, &mut found);
@@ -281,9 +284,7 @@ impl<K: Kernel> Engine<K> {
             let mut block = self.space.block_or_new(at).lock();
             let block_start = at & !(BLOCK - 1);
             let stop = end.min(block_start + BLOCK);
-            if huge && at == block_start && stop == block_start + BLOCK {
-                block.huge = true;
-            }
+            let whole = huge && at == block_start && stop == block_start + BLOCK;
             while at < stop {
                 let index = (at - block_start) / PAGE;
                 block.unit_or_new(index, &self.space.spares);
@@ -296,7 +297,17 @@ impl<K: Kernel> Engine<K> {
                     self.used(&mut block, block_start, index);
                 }
             }
+            if whole {
+                block.is_whole();
+            }
         }
+    }
+
+    /// Is a block mapped by one huge page? The kernel knows; under the block's lock.
+    pub(crate) fn is_one_page(&self, start: usize) -> bool {
+        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let n = self.kernel.scan(start, start + BLOCK, &mut found).0;
+        n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK
     }
 
     /// Tells the policy that pages of the unit of `index` came in.

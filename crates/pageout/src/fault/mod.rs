@@ -195,14 +195,18 @@ impl Server {
         let index = (address - block_start) / PAGE;
         engine.end_sample();
         let mut backoff = Backoff::new();
+        // What can come in whole waits for a huge frame, once.
+        let mut whole = true;
         loop {
             let (brought, order) = match self.decide(engine, block_start, index, fault) {
                 Decision::Answered => return,
                 Decision::Pending => (Brought::Pending, 0),
-                Decision::Zeros(low, high, order) => (engine.fill(block_start, index, low, high), order),
+                Decision::Zeros(low, high, order) => {
+                    (engine.fill(block_start, index, low, high, whole), order)
+                },
                 Decision::Read(low, high, order) => {
                     Stats::add(&engine.stats.pgmajfault, 1);
-                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high)), order)
+                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high), whole), order)
                 }
             };
             match brought {
@@ -212,6 +216,7 @@ impl Server {
                     self.receive(engine);
                     backoff.snooze();
                 }
+                Brought::NoHuge => whole = engine.make_huge_frame(&mut self.incoming.outgoing),
                 Brought::NoFrame => {
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
@@ -245,10 +250,10 @@ impl Server {
                 backoff.snooze();
                 continue;
             };
-            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES)) {
+            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), false) {
                 Brought::Done(_) => backoff = Backoff::new(),
                 Brought::Pending => backoff.snooze(),
-                Brought::NoFrame => engine.grow_frames(),
+                Brought::NoFrame | Brought::NoHuge => engine.grow_frames(),
             }
         }
     }
@@ -379,7 +384,9 @@ impl<K: Kernel> Engine<K> {
         }
         let alone = !unit.words.iter().any(|word| word.tag() == Tag::Resident);
         let mut orders = self.orders.lock();
-        if alone && orders.sample(page / UNIT_PAGES) {
+        // What a stream brings in by whole units says nothing about the others, and would be broken.
+        let streams = last_order.is_some_and(|order| order >= UNIT_PAGES.ilog2() as u8);
+        if alone && !streams && orders.sample(page / UNIT_PAGES) {
             unit.usage.sampled = true;
             return 0;
         }
@@ -420,12 +427,15 @@ impl<K: Kernel> Engine<K> {
         (self.stream(thread).load(Relaxed) & 0xff) as u8
     }
 
-    /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`.
-    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize) -> Brought {
+    /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages
+    /// where a huge one would do.
+    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize, whole: bool) -> Brought {
         let n = high - low;
         if n == BLOCK_PAGES && self.config.huge && self.config.swapin != Swapin::Never {
-            if let Some(done) = self.fill_huge(block_start) {
-                return done;
+            match self.fill_huge(block_start) {
+                Some(Brought::NoHuge) if !whole => {}
+                Some(done) => return done,
+                None => {}
             }
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
@@ -530,27 +540,27 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
-    /// A whole block of zeros by one huge page. `None`: none can be had.
+    /// A whole block of zeros by one huge page. `None`: it would be split, or there is something in the block.
     fn fill_huge(&self, block_start: usize) -> Option<Brought> {
-        let huge = match self.frames.take_huge() {
+        if self.space.block_or_new(block_start).lock().table {
+            return None;
+        }
+        let huge = match self.take_huge() {
             Some(huge) => {
                 // SAFETY: a filled frame that was taken.
                 unsafe { core::ptr::write_bytes(self.frames.huge_address(huge) as *mut u8, 0, BLOCK) };
                 huge
             }
-            None => {
-                let new = self.new_huge();
-                if new.is_none() {
-                    self.huge_wanted.store(true, Relaxed);
-                }
-                new?
-            }
+            None => match self.new_huge() {
+                Some(huge) => huge,
+                None => return Some(Brought::NoHuge),
+            },
         };
         let regions = self.events.read();
         let mut block = self.space.block_or_new(block_start).lock();
         let empty = block.resident == 0
+            && !block.table
             && (0..BLOCK_PAGES).all(|at| matches!(block.word(at).tag(), Tag::None | Tag::Zero));
-        // A page table left behind by small pages would make the kernel split the huge page.
         let moved = if empty {
             self.kernel.move_pages(block_start, self.frames.huge_address(huge), BLOCK, true)
         } else {
@@ -562,36 +572,44 @@ impl<K: Kernel> Engine<K> {
             let word = block.word(index);
             Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
             block.set(index, word.fill());
-            if done < BLOCK_PAGES && index % UNIT_PAGES == 0 {
-                self.used(&mut block, block_start, index);
-            }
         }
-        match moved {
-            Ok(()) => {
+        if done == BLOCK_PAGES && self.is_one_page(block_start) {
+            self.frames.huge_emptied(huge);
+            block.is_whole();
+            self.used(&mut block, block_start, 0);
+            return Some(Brought::Done(BLOCK_PAGES));
+        }
+        for index in (0..done).step_by(UNIT_PAGES) {
+            self.used(&mut block, block_start, index);
+        }
+        drop(block);
+        if done == 0 {
+            self.frames.huge_filled(huge);
+        } else {
+            self.kernel.wake(block_start, done * PAGE);
+            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
                 self.frames.huge_emptied(huge);
-                block.huge = true;
-                self.used(&mut block, block_start, 0);
-                Some(Brought::Done(BLOCK_PAGES))
-            }
-            Err(partial) => {
-                drop(block);
-                if done == 0 {
-                    self.frames.huge_filled(huge);
-                } else {
-                    self.kernel.wake(block_start, done * PAGE);
-                    if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                        self.frames.huge_emptied(huge);
-                        self.budget.fetch_add((BLOCK_PAGES - done) as i64, Relaxed);
-                    }
-                }
-                drop(regions);
-                match partial.errno {
-                    Errno::AGAIN => Some(Brought::Pending),
-                    _ if done > 0 => Some(Brought::Pending),
-                    _ => None,
-                }
+                self.budget.fetch_add((BLOCK_PAGES - done) as i64, Relaxed);
             }
         }
+        drop(regions);
+        match moved {
+            Ok(()) => Some(Brought::Done(BLOCK_PAGES)),
+            Err(partial) if done > 0 || partial.errno == Errno::AGAIN => Some(Brought::Pending),
+            Err(_) => None,
+        }
+    }
+
+    /// A filled huge frame, if there is one; whoever takes it sees to it that more follow.
+    pub(crate) fn take_huge(&self) -> Option<u32> {
+        let huge = self.frames.take_huge();
+        if huge.is_none() {
+            self.huge_wanted.store(true, Relaxed);
+        }
+        if huge.is_none() || self.room() < self.config.low_pages as i64 {
+            self.kick();
+        }
+        huge
     }
 
     /// A new huge frame of zeros, if there is room below the limit.

@@ -23,6 +23,9 @@ use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
 const COUNT_ERROR: i64 = 128;
 
+/// Times that a fault lets pages leave for a huge frame before it takes small ones.
+const HUGE_TRIES: usize = 3;
+
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Round {
@@ -174,7 +177,29 @@ impl<K: Kernel> Engine<K> {
             };
         }
         let small = self.frames.ready_pages() + budget.max(0) as usize;
-        small < self.high_pages() / 4 && self.drop_huge(1) > 0
+        small < self.high_pages() / 4
+            && self.small_wanted.swap(false, Relaxed)
+            && self.drop_huge(1) > 0
+    }
+
+    /// A whole block can come in, and there is no huge frame: lets a huge page leave, which leaves one. If small ones
+    /// leave instead, their memory makes one. `false`: none can be had. No lock held.
+    pub(crate) fn make_huge_frame(&self, out: &mut Outgoing) -> bool {
+        Stats::add(&self.stats.allocstall, 1);
+        let made = |huge: u32| self.frames.huge_filled(huge);
+        for _ in 0..HUGE_TRIES {
+            if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
+                return true;
+            }
+            if self.kernel.now() < self.stuck_until.load(Relaxed) || self.evict_directly(out, MOST) == 0 {
+                break;
+            }
+            if self.frames.huge_ready() == 0 {
+                let short = BLOCK_PAGES as i64 - self.budget.load(Relaxed);
+                self.drop_small(short.max(0) as usize);
+            }
+        }
+        self.frames.huge_ready() > 0
     }
 
     /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.
@@ -220,6 +245,7 @@ impl<K: Kernel> Engine<K> {
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
         self.kick();
+        self.small_wanted.store(true, Relaxed);
         let full = self.budget.load(Relaxed) < CHUNK as i64;
         if full {
             Stats::add(&self.stats.allocstall, 1);

@@ -12,7 +12,7 @@
 use crate::device::Run;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
-use crate::kernel::{Found, Kernel};
+use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
@@ -52,8 +52,8 @@ pub struct Outgoing {
     /// The chunk being filled and how far.
     chunk: Option<(u32, usize)>,
     chunks: Vec<u32>,
-    /// Huge frames and how many pages of each are filled.
-    huge: Vec<(u32, usize)>,
+    /// Huge frames, how many pages of each are filled, and whether by one huge page.
+    huge: Vec<(u32, usize, bool)>,
     busy: Vec<usize>,
 }
 
@@ -289,11 +289,8 @@ impl<K: Kernel> Engine<K> {
         first: usize,
     ) -> Option<Left> {
         let number = ((block_start + first * PAGE) / UNIT) as u32;
-        let mut found = [Found { start: 0, end: 0, huge: false }; 2];
-        let (n, _) = self.kernel.scan(block_start, block_start + BLOCK, &mut found);
-        let whole = n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
-        if !whole || !block.all(0, BLOCK_PAGES, Tag::Resident) {
-            block.huge = false;
+        if !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
+            block.is_split();
             self.requeue_units(block, block_start);
             return None;
         }
@@ -312,7 +309,9 @@ impl<K: Kernel> Engine<K> {
             // An unread event stops the others that are looked at, too.
             return Some(Left::Some);
         }
-        block.huge = false;
+        let whole = done == BLOCK_PAGES && self.is_one_page(self.frames.huge_address(huge));
+        block.is_split();
+        block.table = !whole;
         for index in 0..done {
             self.left(out, block, block_start, index, self.frames.of_huge(huge) + index as u32);
         }
@@ -323,13 +322,11 @@ impl<K: Kernel> Engine<K> {
         }
         // The others of its units that are queued are found to be gone when their turn comes.
         block.unit_mut(first).expect("unit of a queued page").usage.queued = false;
-        if done == BLOCK_PAGES {
-            Stats::add(&self.stats.thp_swpout, 1);
-        } else {
-            Stats::add(&self.stats.thp_swpout_fallback, 1);
+        Stats::add(if whole { &self.stats.thp_swpout } else { &self.stats.thp_swpout_fallback }, 1);
+        if done < BLOCK_PAGES {
             self.requeue_units(block, block_start);
         }
-        out.huge.push((huge, done));
+        out.huge.push((huge, done, whole));
         Some(Left::Some)
     }
 
@@ -620,8 +617,8 @@ impl<K: Kernel> Engine<K> {
         if let Some((chunk, filled)) = out.chunk.take() {
             self.frames.filled(chunk, filled);
         }
-        for (huge, filled) in out.huge.drain(..) {
-            if filled == BLOCK_PAGES {
+        for (huge, filled, whole) in out.huge.drain(..) {
+            if whole {
                 self.frames.huge_filled(huge);
                 continue;
             }
