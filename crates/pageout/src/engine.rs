@@ -11,7 +11,7 @@ use crate::reclaim::policy::Policy;
 use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Bell, Lock, LockClass, RwLock};
 use rustix::io::Errno;
 
@@ -113,6 +113,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) huge_wanted: AtomicBool,
     /// The same of a small one.
     pub(crate) small_wanted: AtomicBool,
+    /// A block of small pages, all mapped, that an evictor is to make a huge page; 0: none.
+    pub(crate) mend: AtomicUsize,
     /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
     pub(crate) huge_due: AtomicBool,
     /// Faults that were read, for any server.
@@ -164,6 +166,7 @@ impl<K: Kernel> Engine<K> {
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
             small_wanted: AtomicBool::new(false),
+            mend: AtomicUsize::new(0),
             huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),

@@ -75,6 +75,15 @@ const QUICK_NS: u64 = 30_000;
 /// Faults after which a server lets the scheduler choose its CPU again.
 const SETTLED: u32 = 256;
 
+/// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
+const PATIENCE: u32 = 8;
+
+/// The order of a unit: the largest but for streams.
+const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
+
+/// Pages that are there already and do not end a stream.
+const MOST_SKIPPED: usize = 2 * BLOCK_PAGES;
+
 /// Pages that a server which makes room itself wants to see free.
 const ROOM: i64 = 32;
 
@@ -129,7 +138,7 @@ impl Server {
         // once would only be crowded together. One that takes much at a time has work for two CPUs.
         let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread
             && leader.is_some()
-            && engine.last_order(fault.thread) <= UNIT_PAGES.ilog2() as u8;
+            && engine.last_order(fault.thread) <= UNIT_ORDER;
         engine.helps_itself.store(alone, Relaxed);
         self.settle(engine, alone);
         if !alone {
@@ -195,18 +204,18 @@ impl Server {
         let index = (address - block_start) / PAGE;
         engine.end_sample();
         let mut backoff = Backoff::new();
-        // What can come in whole waits for a huge frame, once.
-        let mut whole = true;
+        // How often what can come in whole waits for a huge frame.
+        let mut patience = PATIENCE;
         loop {
             let (brought, order) = match self.decide(engine, block_start, index, fault) {
                 Decision::Answered => return,
                 Decision::Pending => (Brought::Pending, 0),
                 Decision::Zeros(low, high, order) => {
-                    (engine.fill(block_start, index, low, high, whole), order)
+                    (engine.fill(block_start, index, low, high, patience > 0), order)
                 },
                 Decision::Read(low, high, order) => {
                     Stats::add(&engine.stats.pgmajfault, 1);
-                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high), whole), order)
+                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0), order)
                 }
             };
             match brought {
@@ -216,7 +225,13 @@ impl Server {
                     self.receive(engine);
                     backoff.snooze();
                 }
-                Brought::NoHuge => whole = engine.make_huge_frame(&mut self.incoming.outgoing),
+                Brought::NoHuge if engine.make_huge_frame(&mut self.incoming.outgoing) => patience -= 1,
+                // While an event is unread no page can leave.
+                Brought::NoHuge if engine.kernel.event_pending() => {
+                    patience -= 1;
+                    self.receive(engine);
+                }
+                Brought::NoHuge => patience = 0,
                 Brought::NoFrame => {
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
@@ -266,8 +281,9 @@ impl Server {
         fault: Fault,
     ) -> Decision {
         let regions = engine.events.read();
-        let mut block = engine.space.block_or_new(block_start).lock();
         let at = block_start + index * PAGE;
+        let follows = engine.follows(at / PAGE, fault.thread);
+        let mut block = engine.space.block_or_new(block_start).lock();
         let word = block.word(index);
         match word.tag() {
             // Somebody is bringing it in and will wake all who wait.
@@ -307,7 +323,8 @@ impl Server {
                     )
                 });
                 let swapped = tag == Tag::Swapped;
-                let order = engine.order(&mut block, at / PAGE, fault.thread, swapped);
+                let follows = follows.then(|| engine.last_order(fault.thread));
+                let order = engine.order(&mut block, at / PAGE, follows, swapped);
                 let low = index & !((1 << order) - 1);
                 let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
                 if swapped {
@@ -362,17 +379,44 @@ impl<K: Kernel> Engine<K> {
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
     }
 
+    /// Does a fault continue its thread's stream: is it on the page after the last window, or, where whole units come
+    /// in, on the first that is not there? No block lock held.
+    fn follows(&self, page: usize, thread: u32) -> bool {
+        let expected = (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT) as usize;
+        let skipped = page.wrapping_sub(expected);
+        let streams = self.last_order(thread) > UNIT_ORDER;
+        let follows = skipped == 0
+            || streams && skipped <= MOST_SKIPPED && (expected..page).all(|page| self.is_resident(page));
+        if follows && streams && page % BLOCK_PAGES == 0 {
+            self.went_through((page - BLOCK_PAGES) * PAGE);
+        }
+        follows
+    }
+
+    fn is_resident(&self, page: usize) -> bool {
+        let block = self.space.block(page * PAGE);
+        block.is_some_and(|block| block.lock().word(page % BLOCK_PAGES).tag() == Tag::Resident)
+    }
+
+    /// A stream has left a block behind: if it came in small pages, it is to be a huge page from now on.
+    fn went_through(&self, block_start: usize) {
+        let Some(block) = self.space.block(block_start) else { return };
+        let block = block.lock();
+        let small = block.resident as usize == BLOCK_PAGES && !block.huge;
+        if small && self.config.huge && self.config.swapin != Swapin::Never {
+            self.mend.store(block_start, Relaxed);
+            self.kick();
+        }
+    }
+
     /// The order that this fault brings in; see [`order`].
-    fn order(&self, block: &mut BlockState, page: usize, thread: u32, swapped: bool) -> u8 {
+    /// `last_order`: of the stream that the fault continues, if any.
+    fn order(&self, block: &mut BlockState, page: usize, last_order: Option<u8>, swapped: bool) -> u8 {
         let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
-        let (expected, last_order) =
-            (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT, self.last_order(thread));
-        let follows = page as u64 == expected;
         let order = match (swapped, self.config.swapin) {
-            (false, _) if follows => last_order + 2,
-            (false, _) => 0,
+            (false, _) => last_order.map_or(0, |last| last + 2),
             (true, Swapin::Always) => most,
-            (true, _) => self.order_of_swapped(block, page, follows.then_some(last_order)),
+            (true, _) => self.order_of_swapped(block, page, last_order),
         };
         order.min(most)
     }
@@ -385,7 +429,7 @@ impl<K: Kernel> Engine<K> {
         let alone = !unit.words.iter().any(|word| word.tag() == Tag::Resident);
         let mut orders = self.orders.lock();
         // What a stream brings in by whole units says nothing about the others, and would be broken.
-        let streams = last_order.is_some_and(|order| order >= UNIT_PAGES.ilog2() as u8);
+        let streams = last_order.is_some_and(|order| order >= UNIT_ORDER);
         if alone && !streams && orders.sample(page / UNIT_PAGES) {
             unit.usage.sampled = true;
             return 0;

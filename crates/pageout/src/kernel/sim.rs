@@ -879,6 +879,22 @@ impl Kernel for Simulated {
         Ok(())
     }
 
+    fn collapse(&self, at: usize) -> Result<(), Errno> {
+        self.meanwhile();
+        let mut state = self.state.lock();
+        let range = self.range(at, BLOCK);
+        let first = state.pages[range.start];
+        let whole = state.pages[range].iter().all(|page| {
+            page.present && !page.pinned && !page.shared && page.mapping == first.mapping
+        });
+        if !whole || first.mapping == 0 || splitmix(&mut state.random) % 4 == 0 {
+            return Err(Errno::INVAL);
+        }
+        let block = (at - self.base) / BLOCK;
+        (state.huge[block], state.table[block]) = (true, false);
+        Ok(())
+    }
+
     fn resident_pages(&self) -> usize {
         self.meanwhile();
         self.state.lock().pages.iter().filter(|page| page.present).count()

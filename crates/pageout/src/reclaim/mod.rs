@@ -129,6 +129,7 @@ impl<K: Kernel> Engine<K> {
 
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
+        self.mend();
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
@@ -160,6 +161,22 @@ impl<K: Kernel> Engine<K> {
         Round::Worked
     }
 
+    /// Makes the block that a stream went through last a huge page again, so that it leaves and comes back whole: its
+    /// page table goes with the small pages. Once for each block; a copy of 2 MiB.
+    fn mend(&self) {
+        let start = self.mend.swap(0, Relaxed);
+        if start == 0 || self.stands_still() || self.kernel.collapse(start).is_err() {
+            return;
+        }
+        Stats::add(&self.stats.thp_collapse_alloc, 1);
+        let _regions = self.events.read();
+        let Some(block) = self.space.block(start) else { return };
+        let mut block = block.lock();
+        if block.resident as usize == BLOCK_PAGES && self.is_one_page(start) {
+            block.is_whole();
+        }
+    }
+
     /// Turns filled frames of the size that nobody asks for into the other. Both ways the memory goes back to
     /// the kernel first: the limit holds.
     fn convert(&self, budget: i64) -> bool {
@@ -188,15 +205,15 @@ impl<K: Kernel> Engine<K> {
         Stats::add(&self.stats.allocstall, 1);
         let made = |huge: u32| self.frames.huge_filled(huge);
         for _ in 0..HUGE_TRIES {
+            let short = (BLOCK_PAGES as i64 - self.budget.load(Relaxed)).max(0) as usize;
+            if short <= self.frames.ready_pages() {
+                self.drop_small(short);
+            }
             if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
                 return true;
             }
             if self.kernel.now() < self.stuck_until.load(Relaxed) || self.evict_directly(out, MOST) == 0 {
                 break;
-            }
-            if self.frames.huge_ready() == 0 {
-                let short = BLOCK_PAGES as i64 - self.budget.load(Relaxed);
-                self.drop_small(short.max(0) as usize);
             }
         }
         self.frames.huge_ready() > 0
