@@ -82,7 +82,7 @@ const PATIENCE: u32 = 8;
 const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
 
 /// Pages that are there already and do not end a stream.
-const MOST_SKIPPED: usize = 2 * BLOCK_PAGES;
+const MOST_SKIPPED: usize = 64 * BLOCK_PAGES;
 
 /// Pages that a server which makes room itself wants to see free.
 const ROOM: i64 = 32;
@@ -212,10 +212,13 @@ impl Server {
                 Decision::Pending => (Brought::Pending, 0),
                 Decision::Zeros(low, high, order) => {
                     (engine.fill(block_start, index, low, high, patience > 0), order)
-                },
+                }
                 Decision::Read(low, high, order) => {
                     Stats::add(&engine.stats.pgmajfault, 1);
-                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0), order)
+                    (
+                        engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
+                        order,
+                    )
                 }
             };
             match brought {
@@ -385,17 +388,25 @@ impl<K: Kernel> Engine<K> {
         let expected = (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT) as usize;
         let skipped = page.wrapping_sub(expected);
         let streams = self.last_order(thread) > UNIT_ORDER;
-        let follows = skipped == 0
-            || streams && skipped <= MOST_SKIPPED && (expected..page).all(|page| self.is_resident(page));
+        let follows = skipped == 0 || streams && skipped <= MOST_SKIPPED && self.are_there(expected, page);
         if follows && streams && page % BLOCK_PAGES == 0 {
             self.went_through((page - BLOCK_PAGES) * PAGE);
         }
         follows
     }
 
-    fn is_resident(&self, page: usize) -> bool {
-        let block = self.space.block(page * PAGE);
-        block.is_some_and(|block| block.lock().word(page % BLOCK_PAGES).tag() == Tag::Resident)
+    /// Are all pages of a range mapped?
+    fn are_there(&self, mut page: usize, end: usize) -> bool {
+        while page < end {
+            let Some(block) = self.space.block(page * PAGE) else { return false };
+            let (block, first) = (block.lock(), page % BLOCK_PAGES);
+            let n = (BLOCK_PAGES - first).min(end - page);
+            if (block.resident as usize) < BLOCK_PAGES && !block.all(first, n, Tag::Resident) {
+                return false;
+            }
+            page += n;
+        }
+        true
     }
 
     /// A stream has left a block behind: if it came in small pages, it is to be a huge page from now on.

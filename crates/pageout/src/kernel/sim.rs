@@ -884,9 +884,9 @@ impl Kernel for Simulated {
         let mut state = self.state.lock();
         let range = self.range(at, BLOCK);
         let first = state.pages[range.start];
-        let whole = state.pages[range].iter().all(|page| {
-            page.present && !page.pinned && !page.shared && page.mapping == first.mapping
-        });
+        let whole = state.pages[range]
+            .iter()
+            .all(|page| page.present && !page.pinned && !page.shared && page.mapping == first.mapping);
         if !whole || first.mapping == 0 || splitmix(&mut state.random) % 4 == 0 {
             return Err(Errno::INVAL);
         }

@@ -194,9 +194,7 @@ impl<K: Kernel> Engine<K> {
             };
         }
         let small = self.frames.ready_pages() + budget.max(0) as usize;
-        small < self.high_pages() / 4
-            && self.small_wanted.swap(false, Relaxed)
-            && self.drop_huge(1) > 0
+        small < self.high_pages() / 4 && self.small_wanted.swap(false, Relaxed) && self.drop_huge(1) > 0
     }
 
     /// A whole block can come in, and there is no huge frame: lets a huge page leave, which leaves one. If small ones

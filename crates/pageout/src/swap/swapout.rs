@@ -64,7 +64,12 @@ enum Left {
     Pending,
     /// No hole to move into.
     NoRoom,
+    /// A huge page, and only a few pages are wanted: it stays where it is in the queue.
+    Passed,
 }
+
+/// Huge pages that a fault passes over in search of small ones.
+const MOST_PASSED: usize = 8;
 
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
@@ -123,16 +128,24 @@ impl<K: Kernel> Engine<K> {
         let want = want.min(MOST);
         // Everything is looked at once, twice where a sign of use or a shared page saved it.
         let mut looks = 2 * self.policy.lock().len() + 1;
-        while out.pages.len() < want && looks > 0 {
+        let mut passed = 0;
+        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED {
             looks -= 1;
             let Some(unit) = self.policy.lock().candidate() else { break };
             match self.leave(out, unit as usize * UNIT, want) {
                 Left::Some => {}
+                Left::Passed => {
+                    self.policy.lock().pass(unit);
+                    passed += 1;
+                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(unit);
                     break;
                 }
             }
+        }
+        if passed > 0 {
+            self.policy.lock().rejoin();
         }
         let left = out.pages.len();
         if left > 0 {
@@ -178,11 +191,10 @@ impl<K: Kernel> Engine<K> {
         if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
-                self.policy.lock().keep(number);
                 if !self.huge_due.swap(true, Relaxed) {
                     self.kick();
                 }
-                return Left::Some;
+                return Left::Passed;
             }
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
                 return done;
