@@ -456,6 +456,43 @@ fn a_huge_page_leaves_whole_and_comes_back() {
     );
 }
 
+/// Walks over six blocks in memory for three; what the last two walks brought in whole, and all that they brought in.
+fn walk(huge: bool, walks: usize) -> (u64, u64) {
+    let habits = Habits { huge, ..Habits::ACCESS };
+    let world = world(|plan| Plan { blocks: 6, chunks: 200, huge: 3, limit_pages: 3 * 512, habits, ..plan });
+    let _on_failure = OnFailure(&world);
+    let stats = world.engine.stats;
+    let brought = || (512 * stats.thp_swpin.load(Relaxed), stats.pswpin.load(Relaxed));
+    let mut before = brought();
+    for round in 0..walks {
+        if round == walks - 2 {
+            before = brought();
+        }
+        for block in 0..6 {
+            touch(&world, 0, 512 * block, 512, true);
+            world.settle();
+            world.engine.measure();
+            world.balance();
+        }
+    }
+    world.check();
+    let after = brought();
+    end(&world);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn what_is_huge_comes_back_huge_walk_after_walk() {
+    let (whole, all) = walk(true, 4);
+    assert!(all > 4 * 512 && whole > all / 10 * 8, "{whole} of {all} pages");
+}
+
+#[test]
+fn what_was_small_becomes_huge_when_it_is_walked_through() {
+    let (whole, all) = walk(false, 8);
+    assert!(all > 4 * 512 && whole > all / 10 * 8, "{whole} of {all} pages");
+}
+
 #[test]
 fn a_part_of_a_huge_page_is_discarded() {
     let habits = Habits { huge: true, ..Habits::ALL };
