@@ -638,16 +638,13 @@ impl<K: Kernel> Engine<K> {
             self.used(&mut block, block_start, index);
         }
         drop(block);
+        drop(regions);
         if done == 0 {
             self.frames.huge_filled(huge);
         } else {
             self.kernel.wake(block_start, done * PAGE);
-            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(huge);
-                self.budget.fetch_add((BLOCK_PAGES - done) as i64, Relaxed);
-            }
+            self.drop_huge_frame(huge, BLOCK_PAGES - done);
         }
-        drop(regions);
         match moved {
             Ok(()) => Some(Brought::Done(BLOCK_PAGES)),
             Err(partial) if done > 0 || partial.errno == Errno::AGAIN => Some(Brought::Pending),

@@ -246,14 +246,19 @@ impl<K: Kernel> Engine<K> {
         let mut dropped = 0;
         while dropped < pages {
             let Some(huge) = self.frames.take_huge() else { break };
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(huge);
-            }
+            self.drop_huge_frame(huge, BLOCK_PAGES);
             dropped += BLOCK_PAGES;
-            self.budget.fetch_add(BLOCK_PAGES as i64, Relaxed);
         }
         dropped
+    }
+
+    /// The same of a huge frame, of which `filled` pages are filled.
+    pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) {
+        let _regions = self.events.read();
+        if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+            self.frames.huge_emptied(huge);
+        }
+        self.budget.fetch_add(filled as i64, Relaxed);
     }
 
     /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct

@@ -13,7 +13,7 @@ use crate::engine::{Engine, Swapin};
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
-use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
@@ -292,16 +292,13 @@ impl<K: Kernel> Engine<K> {
         } else if n == BLOCK_PAGES {
             Stats::add(&self.stats.thp_swpin_fallback, 1);
         }
-        if let Buffer::Huge(huge) = buffer {
-            drop(block);
-            if whole {
-                self.frames.huge_emptied(*huge);
-            } else if self.kernel.drop_frames(self.frames.huge_address(*huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(*huge);
-                self.budget.fetch_add((BLOCK_PAGES - consumed) as i64, Relaxed);
-            }
-        }
+        drop(block);
         drop(regions);
+        match buffer {
+            Buffer::Huge(huge) if whole => self.frames.huge_emptied(*huge),
+            Buffer::Huge(huge) => self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
+            Buffer::Small(_) => {}
+        }
         brought
     }
 

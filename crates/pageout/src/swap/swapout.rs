@@ -613,11 +613,16 @@ impl<K: Kernel> Engine<K> {
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }
 
-    /// Gives whole chunks back to the kernel, as long as the process is far over its limit.
+    /// Gives whole chunks and huge frames back to the kernel, as long as the process is far over its limit.
     fn drop_filled(&self, out: &mut Outgoing) {
         while self.budget.load(Relaxed) < -(self.high_pages() as i64) {
-            let Some(chunk) = out.chunks.pop() else { break };
-            self.drop_chunk(chunk);
+            if let Some(chunk) = out.chunks.pop() {
+                self.drop_chunk(chunk);
+            } else if let Some((huge, filled, _)) = out.huge.pop() {
+                self.drop_huge_frame(huge, filled);
+            } else {
+                break;
+            }
         }
     }
 
@@ -632,12 +637,8 @@ impl<K: Kernel> Engine<K> {
         for (huge, filled, whole) in out.huge.drain(..) {
             if whole {
                 self.frames.huge_filled(huge);
-                continue;
-            }
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(huge);
-                self.budget.fetch_add(filled as i64, Relaxed);
+            } else {
+                self.drop_huge_frame(huge, filled);
             }
         }
         out.pages.clear();
