@@ -80,6 +80,11 @@ impl Key {
 /// Streams of ascending faults that are told apart.
 const STREAMS: usize = 16;
 
+/// Huge pages that are split in a row before only one of [`TRIED`] blocks is tried.
+pub(crate) const MOST_SPLITS: u32 = 4;
+/// See [`MOST_SPLITS`].
+const TRIED: u32 = 32;
+
 /// Looks at what is registered of a range that is taken up.
 const MOST_LOOKS: usize = 1024;
 
@@ -113,6 +118,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) huge_wanted: AtomicBool,
     /// The same of a small one.
     pub(crate) small_wanted: AtomicBool,
+    /// Huge pages that were split when they came in, since the last that was not ([`Engine::comes_whole`]).
+    pub(crate) splits: AtomicU32,
     /// A block of small pages, all mapped, that an evictor is to make a huge page; 0: none.
     pub(crate) mend: AtomicUsize,
     /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
@@ -166,6 +173,7 @@ impl<K: Kernel> Engine<K> {
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
             small_wanted: AtomicBool::new(false),
+            splits: AtomicU32::new(0),
             mend: AtomicUsize::new(0),
             huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
@@ -304,6 +312,32 @@ impl<K: Kernel> Engine<K> {
                 block.is_whole();
             }
         }
+    }
+
+    /// Can a block come in by a huge page that stays one? Where several in a row were split, most that nothing is known
+    /// of are as those were.
+    pub(crate) fn comes_whole(&self, block: &crate::space::BlockState) -> bool {
+        if block.table || block.small || self.config.swapin == Swapin::Never {
+            return false;
+        }
+        let splits = self.splits.load(Relaxed);
+        splits < MOST_SPLITS || {
+            self.splits.store(splits.wrapping_add(1).max(MOST_SPLITS), Relaxed);
+            splits % TRIED == 0
+        }
+    }
+
+    /// A huge page came in to where no small one was known. Under the block's lock.
+    pub(crate) fn came_whole(&self, block: &mut crate::space::BlockState, start: usize) -> bool {
+        let whole = self.is_one_page(start);
+        if whole {
+            block.is_whole();
+            self.splits.store(0, Relaxed);
+        } else {
+            block.small = true;
+            self.splits.fetch_add(1, Relaxed);
+        }
+        whole
     }
 
     /// Is a block mapped by one huge page? The kernel knows; under the block's lock.

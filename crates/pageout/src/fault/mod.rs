@@ -9,7 +9,7 @@
 
 pub(crate) mod order;
 
-use crate::engine::{Engine, Swapin};
+use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
@@ -413,8 +413,9 @@ impl<K: Kernel> Engine<K> {
     fn went_through(&self, block_start: usize) {
         let Some(block) = self.space.block(block_start) else { return };
         let block = block.lock();
-        let small = block.resident as usize == BLOCK_PAGES && !block.huge;
-        if small && self.config.huge && self.config.swapin != Swapin::Never {
+        let mends = block.resident as usize == BLOCK_PAGES && !block.huge && !block.small;
+        let may = self.config.huge && self.config.swapin != Swapin::Never;
+        if mends && may && self.splits.load(Relaxed) < MOST_SPLITS {
             self.mend.store(block_start, Relaxed);
             self.kick();
         }
@@ -597,7 +598,7 @@ impl<K: Kernel> Engine<K> {
 
     /// A whole block of zeros by one huge page. `None`: it would be split, or there is something in the block.
     fn fill_huge(&self, block_start: usize) -> Option<Brought> {
-        if self.space.block_or_new(block_start).lock().table {
+        if !self.comes_whole(&self.space.block_or_new(block_start).lock()) {
             return None;
         }
         let huge = match self.take_huge() {
@@ -628,9 +629,8 @@ impl<K: Kernel> Engine<K> {
             Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
             block.set(index, word.fill());
         }
-        if done == BLOCK_PAGES && self.is_one_page(block_start) {
+        if done == BLOCK_PAGES && self.came_whole(&mut block, block_start) {
             self.frames.huge_emptied(huge);
-            block.is_whole();
             self.used(&mut block, block_start, 0);
             return Some(Brought::Done(BLOCK_PAGES));
         }

@@ -36,6 +36,8 @@ pub struct Page {
     pub registered: bool,
     /// The program may write.
     pub writable: bool,
+    /// The kernel may give huge pages here. Elsewhere a fault makes a page table before the engine hears of it.
+    pub advised: bool,
     /// Memory is there.
     pub present: bool,
     /// Touching it raises SIGBUS.
@@ -279,7 +281,7 @@ impl Simulated {
         let mapping = state.mappings;
         for index in range.clone() {
             self.drop_page(&mut state, index);
-            state.pages[index] = Page { mapping, writable: true, ..Page::default() };
+            state.pages[index] = Page { mapping, writable: true, advised: huge, ..Page::default() };
         }
         if huge {
             for block in range.start.div_ceil(BLOCK_PAGES)..range.end / BLOCK_PAGES {
@@ -448,6 +450,7 @@ impl Simulated {
         }
         if !page.present {
             if page.registered {
+                state.table[index / BLOCK_PAGES] |= !page.advised;
                 state.waiters.push(Waiter { thread, address: at, write: write.is_some(), read: false });
                 return Access::Waits;
             }

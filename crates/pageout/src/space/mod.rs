@@ -95,6 +95,9 @@ pub struct BlockState {
     /// Small pages were mapped here, and as far as is known the page table that they left behind still is: a huge
     /// page that came in would be split.
     pub table: bool,
+    /// A huge page that came in was split though no small one was known: where the kernel gives no huge pages by itself
+    /// (`transparent_hugepage/enabled` is `madvise` and the program did not ask), the fault leaves a page table.
+    pub small: bool,
 }
 
 impl BlockState {
@@ -173,7 +176,8 @@ pub struct Block {
 impl Block {
     fn new() -> Self {
         const NONE: Option<Box<Unit>> = None;
-        let state = BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false };
+        let state =
+            BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false, small: false };
         Self { state: Lock::new(state, &BLOCK_LOCKS) }
     }
 

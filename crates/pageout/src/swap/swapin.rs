@@ -9,7 +9,7 @@
 //! ours to give back. Allocates nothing.
 
 use super::swapout::Outgoing;
-use crate::engine::{Engine, Swapin};
+use crate::engine::Engine;
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
@@ -104,8 +104,7 @@ impl<K: Kernel> Engine<K> {
                 return Brought::Done(index + 1);
             }
             let (low, high) = swapped_run(&block, index, window, self.is_quick());
-            // By small ones, where a huge page would be split.
-            let as_one = high - low == BLOCK_PAGES && self.config.swapin != Swapin::Never && !block.table;
+            let as_one = high - low == BLOCK_PAGES && self.comes_whole(&block);
             let (low, n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
                 Some(huge) => (0, BLOCK_PAGES, Buffer::Huge(huge)),
                 None if as_one && whole && self.config.huge => return Brought::NoHuge,
@@ -242,8 +241,9 @@ impl<K: Kernel> Engine<K> {
             if moved {
                 self.consumed(buffer, i, done);
                 consumed += done;
-                // One that met a page table is there, but in small pages.
-                whole |= done == BLOCK_PAGES && matches!(buffer, Buffer::Huge(_)) && self.is_one_page(to);
+                whole |= done == BLOCK_PAGES
+                    && matches!(buffer, Buffer::Huge(_))
+                    && self.came_whole(&mut block, to);
             } else {
                 self.unused(buffer, i, done);
             }
@@ -287,7 +287,6 @@ impl<K: Kernel> Engine<K> {
             self.used(&mut block, block_start, unit * UNIT_PAGES);
         }
         if whole {
-            block.is_whole();
             Stats::add(&self.stats.thp_swpin, 1);
         } else if n == BLOCK_PAGES {
             Stats::add(&self.stats.thp_swpin_fallback, 1);
