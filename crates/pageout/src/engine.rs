@@ -317,7 +317,7 @@ impl<K: Kernel> Engine<K> {
     /// Can a block come in by a huge page that stays one? Where several in a row were split, most that nothing is known
     /// of are as those were.
     pub(crate) fn comes_whole(&self, block: &crate::space::BlockState) -> bool {
-        if block.table || block.small || self.config.swapin == Swapin::Never {
+        if block.table || block.splits > 1 || self.config.swapin == Swapin::Never {
             return false;
         }
         let splits = self.splits.load(Relaxed);
@@ -334,7 +334,7 @@ impl<K: Kernel> Engine<K> {
             block.is_whole();
             self.splits.store(0, Relaxed);
         } else {
-            block.small = true;
+            block.splits = block.splits.saturating_add(1);
             self.splits.fetch_add(1, Relaxed);
         }
         whole

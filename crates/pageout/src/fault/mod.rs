@@ -413,7 +413,7 @@ impl<K: Kernel> Engine<K> {
     fn went_through(&self, block_start: usize) {
         let Some(block) = self.space.block(block_start) else { return };
         let block = block.lock();
-        let mends = block.resident as usize == BLOCK_PAGES && !block.huge && !block.small;
+        let mends = block.resident as usize == BLOCK_PAGES && !block.huge && block.splits < 2;
         let may = self.config.huge && self.config.swapin != Swapin::Never;
         if mends && may && self.splits.load(Relaxed) < MOST_SPLITS {
             self.mend.store(block_start, Relaxed);
@@ -658,7 +658,7 @@ impl<K: Kernel> Engine<K> {
         if huge.is_none() {
             self.huge_wanted.store(true, Relaxed);
         }
-        if huge.is_none() || self.room() < self.config.low_pages as i64 {
+        if huge.is_none() || self.room() < self.high_pages() as i64 / 2 {
             self.kick();
         }
         huge

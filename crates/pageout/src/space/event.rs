@@ -41,7 +41,7 @@ pub(super) fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, ve
         }
         if to - from == BLOCK {
             // The page tables of what is unmapped go with it, and since Linux 6.14 those of what is discarded.
-            (block.huge, block.table, block.small) = (false, false, false);
+            (block.huge, block.table, block.splits) = (false, false, 0);
         }
         if split {
             block.is_split();

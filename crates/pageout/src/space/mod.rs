@@ -95,9 +95,10 @@ pub struct BlockState {
     /// Small pages were mapped here, and as far as is known the page table that they left behind still is: a huge
     /// page that came in would be split.
     pub table: bool,
-    /// A huge page that came in was split though no small one was known: where the kernel gives no huge pages by itself
-    /// (`transparent_hugepage/enabled` is `madvise` and the program did not ask), the fault leaves a page table.
-    pub small: bool,
+    /// Huge pages that were split when they came in, though no small one was known. Once may be a page table from before
+    /// the block was known; twice, and it is where the kernel gives no huge pages by itself
+    /// (`transparent_hugepage/enabled` is `madvise` and the program did not ask): there each fault leaves one.
+    pub splits: u8,
 }
 
 impl BlockState {
@@ -177,7 +178,7 @@ impl Block {
     fn new() -> Self {
         const NONE: Option<Box<Unit>> = None;
         let state =
-            BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false, small: false };
+            BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false, splits: 0 };
         Self { state: Lock::new(state, &BLOCK_LOCKS) }
     }
 
