@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         .collect();
     trials.extend([
         beside_others("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
+        beside_others("huge-whole".into(), || settings.huge_whole()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
@@ -189,6 +190,29 @@ impl Settings {
             Ok(done) if done.stdout.starts_with("skip: ") => Ok(()),
             Ok(done) => Err(format!("ended with {}: {}", done.code(), done.stdout).into()),
         }
+    }
+
+    /// Huge pages that are walked through, again and again, in a quarter of their memory: they leave whole and come
+    /// back whole.
+    fn huge_whole(&self) -> Result<(), Failed> {
+        let size = self.size.max(256 << 20);
+        let run = self.under_pageout(size / 4, &self.arguments("huge", size))?;
+        let done = self.finish(run.command, Vec::new())?;
+        if done.code() != 0 {
+            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+        }
+        let [out, whole, fallback, pages] =
+            counters(&run.stats, ["thp_swpout", "thp_swpin", "thp_swpin_fallback", "pswpin"])?;
+        if out == 0 {
+            eprintln!("huge-whole: skipped: this kernel gives no huge pages");
+            return Ok(());
+        }
+        let found = format!("{whole} huge pages came back whole, {fallback} in pieces; {pages} pages in all");
+        eprintln!("huge-whole: {found}");
+        if whole < 10 * fallback || 512 * whole < pages / 10 * 9 {
+            return Err(found.into());
+        }
+        Ok(())
     }
 
     /// Standard streams pass through, all of them.
@@ -377,9 +401,18 @@ fn switch_until_it_ends(pageout: &Path, run: &str) -> Result<usize, String> {
 
 /// Pages out, by the statistics of a run; the file is removed.
 fn swapped_out(stats: &PathBuf) -> Result<u64, Failed> {
+    counters(stats, ["pswpout"]).map(|[out]| out)
+}
+
+/// Counters by the statistics of a run; the file is removed.
+fn counters<const N: usize>(stats: &PathBuf, names: [&str; N]) -> Result<[u64; N], Failed> {
     let json = std::fs::read_to_string(stats).map_err(|e| format!("{}: {e}", stats.display()))?;
     let _ = std::fs::remove_file(stats);
-    harness::counter(&json, "pswpout").ok_or(format!("no pswpout in the statistics: {json}").into())
+    let mut values = [0; N];
+    for (value, name) in values.iter_mut().zip(names) {
+        *value = harness::counter(&json, name).ok_or(format!("no {name} in the statistics: {json}"))?;
+    }
+    Ok(values)
 }
 
 fn check_end(trap: &Trap, done: &Done) -> Result<(), String> {

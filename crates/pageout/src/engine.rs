@@ -6,12 +6,12 @@
 use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
-use crate::kernel::{Event, Kernel};
+use crate::kernel::{Event, Found, Kernel};
 use crate::reclaim::policy::Policy;
 use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Bell, Lock, LockClass, RwLock};
 use rustix::io::Errno;
 
@@ -80,6 +80,11 @@ impl Key {
 /// Streams of ascending faults that are told apart.
 const STREAMS: usize = 16;
 
+/// Huge pages that are split in a row before only one of [`TRIED`] blocks is tried.
+pub(crate) const MOST_SPLITS: u32 = 4;
+/// See [`MOST_SPLITS`].
+const TRIED: u32 = 32;
+
 /// Looks at what is registered of a range that is taken up.
 const MOST_LOOKS: usize = 1024;
 
@@ -111,6 +116,12 @@ pub struct Engine<K: Kernel> {
     pub wanted: Bell,
     /// A fault could have used a huge frame and there was none.
     pub(crate) huge_wanted: AtomicBool,
+    /// The same of a small one.
+    pub(crate) small_wanted: AtomicBool,
+    /// Huge pages that were split when they came in, since the last that was not ([`Engine::comes_whole`]).
+    pub(crate) splits: AtomicU32,
+    /// A block of small pages, all mapped, that an evictor is to make a huge page; 0: none.
+    pub(crate) mend: AtomicUsize,
     /// It was a huge page's turn to leave, but who looked was in a hurry: an evictor is to see to it.
     pub(crate) huge_due: AtomicBool,
     /// Faults that were read, for any server.
@@ -161,6 +172,9 @@ impl<K: Kernel> Engine<K> {
             floor_pages: AtomicI64::new(0),
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
+            small_wanted: AtomicBool::new(false),
+            splits: AtomicU32::new(0),
+            mend: AtomicUsize::new(0),
             huge_due: AtomicBool::new(false),
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
@@ -256,7 +270,7 @@ impl<K: Kernel> Engine<K> {
         // What the program does since the registration raises events. They are read after the words below are made,
         // and before any page of them can be moved: so the region must be known and looked at first.
         regions.insert(Region { start, end });
-        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 64];
+        let mut found = [Found { start: 0, end: 0, huge: false }; 64];
         let mut at = start;
         while at < end {
             let (n, walked) = self.kernel.scan(at, end, &mut found);
@@ -281,9 +295,7 @@ impl<K: Kernel> Engine<K> {
             let mut block = self.space.block_or_new(at).lock();
             let block_start = at & !(BLOCK - 1);
             let stop = end.min(block_start + BLOCK);
-            if huge && at == block_start && stop == block_start + BLOCK {
-                block.huge = true;
-            }
+            let whole = huge && at == block_start && stop == block_start + BLOCK;
             while at < stop {
                 let index = (at - block_start) / PAGE;
                 block.unit_or_new(index, &self.space.spares);
@@ -296,7 +308,43 @@ impl<K: Kernel> Engine<K> {
                     self.used(&mut block, block_start, index);
                 }
             }
+            if whole {
+                block.is_whole();
+            }
         }
+    }
+
+    /// Can a block come in by a huge page that stays one? Where several in a row were split, most that nothing is known
+    /// of are as those were.
+    pub(crate) fn comes_whole(&self, block: &crate::space::BlockState) -> bool {
+        if block.table || block.splits > 1 || self.config.swapin == Swapin::Never {
+            return false;
+        }
+        let splits = self.splits.load(Relaxed);
+        splits < MOST_SPLITS || {
+            self.splits.store(splits.wrapping_add(1).max(MOST_SPLITS), Relaxed);
+            splits % TRIED == 0
+        }
+    }
+
+    /// A huge page came in to where no small one was known. Under the block's lock.
+    pub(crate) fn came_whole(&self, block: &mut crate::space::BlockState, start: usize) -> bool {
+        let whole = self.is_one_page(start);
+        if whole {
+            block.is_whole();
+            self.splits.store(0, Relaxed);
+        } else {
+            block.splits = block.splits.saturating_add(1);
+            self.splits.fetch_add(1, Relaxed);
+        }
+        whole
+    }
+
+    /// Is a block mapped by one huge page? The kernel knows; under the block's lock.
+    pub(crate) fn is_one_page(&self, start: usize) -> bool {
+        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let n = self.kernel.scan(start, start + BLOCK, &mut found).0;
+        n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK
     }
 
     /// Tells the policy that pages of the unit of `index` came in.

@@ -10,6 +10,7 @@ extern crate std;
 
 #[cfg(all(feature = "std", not(any(loom, shuttle))))]
 pub mod api;
+mod call;
 pub mod device;
 pub mod engine;
 pub mod fault;

@@ -60,6 +60,8 @@ counters! {
     thp_swpout,
     /// Huge pages that were split to leave.
     thp_swpout_fallback,
+    /// Blocks of small pages that a stream went through and that were made one huge page again.
+    thp_collapse_alloc,
     /// Pages brought in beside the one that was asked for.
     swap_ra,
     /// Pages brought in beside another that were then used, as far as it was observed.

@@ -456,6 +456,78 @@ fn a_huge_page_leaves_whole_and_comes_back() {
     );
 }
 
+/// Six blocks where the kernel gives huge pages, in memory for three.
+fn advised() -> Arc<World> {
+    let habits = Habits { huge: true, ..Habits::ACCESS };
+    let plan = Plan { blocks: 6, chunks: 200, huge: 3, limit_pages: 3 * 512, habits, ..base() };
+    let world = World::new(plan, 1);
+    world.program.lock().unwrap().zeros = false;
+    let kernel = &world.engine.kernel;
+    let mut mmap = kernel.mmap(kernel.program_base(), 6 * 512 * 4096, true);
+    assert!(kernel.advance_call(&mut mmap));
+    world.adopt();
+    world.engine.measure();
+    world
+}
+
+/// Walks over six blocks; how many pages came in huge ones in the last two walks, and how many in all.
+fn walk(world: &World, walks: usize) -> (u64, u64) {
+    let stats = world.engine.stats;
+    let brought = || (512 * stats.thp_swpin.load(Relaxed), stats.pswpin.load(Relaxed));
+    let mut before = brought();
+    for round in 0..walks {
+        if round == walks - 2 {
+            before = brought();
+        }
+        for block in 0..6 {
+            touch(world, 0, 512 * block, 512, true);
+            world.settle();
+            world.engine.measure();
+            world.balance();
+        }
+    }
+    world.check();
+    let after = brought();
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn what_is_huge_comes_back_huge_walk_after_walk() {
+    let world = advised();
+    let _on_failure = OnFailure(&world);
+    let (whole, all) = walk(&world, 4);
+    assert!(all > 4 * 512 && whole > all / 10 * 8, "{whole} of {all} pages");
+    end(&world);
+}
+
+#[test]
+fn what_was_split_becomes_huge_when_it_is_walked_through() {
+    let world = advised();
+    let _on_failure = OnFailure(&world);
+    for page in 0..6 * 512 {
+        // Single pages: page tables everywhere.
+        world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (page, 1));
+        world.settle();
+    }
+    let (whole, all) = walk(&world, 8);
+    assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) > 0);
+    // All but the first, which tells that it is a walk, and the last, which nothing comes after.
+    assert!(all > 4 * 512 && whole >= all / 6 * 4, "{whole} of {all} pages");
+    end(&world);
+}
+
+#[test]
+fn where_faults_leave_page_tables_no_huge_page_is_made_for_long() {
+    let habits = Habits::ACCESS;
+    let world = world(|plan| Plan { blocks: 6, chunks: 200, huge: 3, limit_pages: 3 * 512, habits, ..plan });
+    let _on_failure = OnFailure(&world);
+    let (whole, all) = walk(&world, 12);
+    assert!(all > 4 * 512 && whole == 0, "{whole} of {all} pages");
+    assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) <= 6);
+    assert!(world.engine.stats.thp_swpout.load(Relaxed) <= 12);
+    end(&world);
+}
+
 #[test]
 fn a_part_of_a_huge_page_is_discarded() {
     let habits = Habits { huge: true, ..Habits::ALL };

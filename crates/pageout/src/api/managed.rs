@@ -143,6 +143,10 @@ impl Kernel for Managed {
         Ok(())
     }
 
+    fn collapse(&self, at: usize) -> Result<(), Errno> {
+        self.linux.collapse(at)
+    }
+
     fn resident_pages(&self) -> usize {
         self.resident.load(Relaxed) + self.filled.load(Relaxed).max(0) as usize
     }

@@ -5,6 +5,7 @@
 //! a signal handler.
 
 use super::Errno;
+use crate::call::call;
 use core::mem::{align_of, offset_of, size_of};
 use linux_raw_sys::general::{__NR_preadv, __NR_pwritev, iovec};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -28,47 +29,10 @@ const _: () = {
 /// For `preadv` the memory belongs to the caller, is writable and no Rust object's; for `pwritev` it is
 /// readable.
 unsafe fn vectored(number: u32, fd: BorrowedFd<'_>, at: u64, parts: &[Part]) -> Result<usize, Errno> {
-    let fd = fd.as_raw_fd() as isize;
     let count = parts.len().min(PARTS_MAX);
-    let parts = parts.as_ptr();
-    let answer: isize;
     // SAFETY: a system call that reads `count` parts and moves bytes as the caller allowed. On 64-bit
     // machines the whole offset is in its low word.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => answer,
-            in("rdi") fd, in("rsi") parts, in("rdx") count, in("r10") at, in("r8") 0usize,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack, preserves_flags),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") number as usize, inlateout("x0") fd => answer,
-            in("x1") parts, in("x2") count, in("x3") at, in("x4") 0usize,
-            options(nostack, preserves_flags),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "riscv64")]
-    unsafe {
-        core::arch::asm!(
-            "ecall",
-            in("a7") number as usize, inlateout("a0") fd => answer,
-            in("a1") parts, in("a2") count, in("a3") at, in("a4") 0usize,
-            options(nostack, preserves_flags),
-        );
-    }
-    if answer < 0 {
-        Err(Errno::from_raw_os_error(-answer as i32))
-    } else {
-        Ok(answer as usize)
-    }
+    unsafe { call(number, [fd.as_raw_fd() as usize, parts.as_ptr() as usize, count, at as usize, 0]) }
 }
 
 /// One `pwritev` of at most [`PARTS_MAX`] parts; the bytes that went.

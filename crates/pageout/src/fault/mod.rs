@@ -9,7 +9,7 @@
 
 pub(crate) mod order;
 
-use crate::engine::{Engine, Swapin};
+use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
@@ -75,6 +75,15 @@ const QUICK_NS: u64 = 30_000;
 /// Faults after which a server lets the scheduler choose its CPU again.
 const SETTLED: u32 = 256;
 
+/// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
+const PATIENCE: u32 = 8;
+
+/// The order of a unit: the largest but for streams.
+const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
+
+/// Pages that are there already and do not end a stream.
+const MOST_SKIPPED: usize = 64 * BLOCK_PAGES;
+
 /// Pages that a server which makes room itself wants to see free.
 const ROOM: i64 = 32;
 
@@ -129,7 +138,7 @@ impl Server {
         // once would only be crowded together. One that takes much at a time has work for two CPUs.
         let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread
             && leader.is_some()
-            && engine.last_order(fault.thread) <= UNIT_PAGES.ilog2() as u8;
+            && engine.last_order(fault.thread) <= UNIT_ORDER;
         engine.helps_itself.store(alone, Relaxed);
         self.settle(engine, alone);
         if !alone {
@@ -195,14 +204,21 @@ impl Server {
         let index = (address - block_start) / PAGE;
         engine.end_sample();
         let mut backoff = Backoff::new();
+        // How often what can come in whole waits for a huge frame.
+        let mut patience = PATIENCE;
         loop {
             let (brought, order) = match self.decide(engine, block_start, index, fault) {
                 Decision::Answered => return,
                 Decision::Pending => (Brought::Pending, 0),
-                Decision::Zeros(low, high, order) => (engine.fill(block_start, index, low, high), order),
+                Decision::Zeros(low, high, order) => {
+                    (engine.fill(block_start, index, low, high, patience > 0), order)
+                }
                 Decision::Read(low, high, order) => {
                     Stats::add(&engine.stats.pgmajfault, 1);
-                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high)), order)
+                    (
+                        engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
+                        order,
+                    )
                 }
             };
             match brought {
@@ -212,6 +228,13 @@ impl Server {
                     self.receive(engine);
                     backoff.snooze();
                 }
+                Brought::NoHuge if engine.make_huge_frame(&mut self.incoming.outgoing) => patience -= 1,
+                // While an event is unread no page can leave.
+                Brought::NoHuge if engine.kernel.event_pending() => {
+                    patience -= 1;
+                    self.receive(engine);
+                }
+                Brought::NoHuge => patience = 0,
                 Brought::NoFrame => {
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
@@ -245,10 +268,10 @@ impl Server {
                 backoff.snooze();
                 continue;
             };
-            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES)) {
+            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), false) {
                 Brought::Done(_) => backoff = Backoff::new(),
                 Brought::Pending => backoff.snooze(),
-                Brought::NoFrame => engine.grow_frames(),
+                Brought::NoFrame | Brought::NoHuge => engine.grow_frames(),
             }
         }
     }
@@ -261,8 +284,9 @@ impl Server {
         fault: Fault,
     ) -> Decision {
         let regions = engine.events.read();
-        let mut block = engine.space.block_or_new(block_start).lock();
         let at = block_start + index * PAGE;
+        let follows = engine.follows(at / PAGE, fault.thread);
+        let mut block = engine.space.block_or_new(block_start).lock();
         let word = block.word(index);
         match word.tag() {
             // Somebody is bringing it in and will wake all who wait.
@@ -302,7 +326,8 @@ impl Server {
                     )
                 });
                 let swapped = tag == Tag::Swapped;
-                let order = engine.order(&mut block, at / PAGE, fault.thread, swapped);
+                let follows = follows.then(|| engine.last_order(fault.thread));
+                let order = engine.order(&mut block, at / PAGE, follows, swapped);
                 let low = index & !((1 << order) - 1);
                 let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
                 if swapped {
@@ -357,17 +382,53 @@ impl<K: Kernel> Engine<K> {
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
     }
 
+    /// Does a fault continue its thread's stream: is it on the page after the last window, or, where whole units come
+    /// in, on the first that is not there? No block lock held.
+    fn follows(&self, page: usize, thread: u32) -> bool {
+        let expected = (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT) as usize;
+        let skipped = page.wrapping_sub(expected);
+        let streams = self.last_order(thread) > UNIT_ORDER;
+        let follows = skipped == 0 || streams && skipped <= MOST_SKIPPED && self.are_there(expected, page);
+        if follows && streams && page % BLOCK_PAGES == 0 {
+            self.went_through((page - BLOCK_PAGES) * PAGE);
+        }
+        follows
+    }
+
+    /// Are all pages of a range mapped?
+    fn are_there(&self, mut page: usize, end: usize) -> bool {
+        while page < end {
+            let Some(block) = self.space.block(page * PAGE) else { return false };
+            let (block, first) = (block.lock(), page % BLOCK_PAGES);
+            let n = (BLOCK_PAGES - first).min(end - page);
+            if (block.resident as usize) < BLOCK_PAGES && !block.all(first, n, Tag::Resident) {
+                return false;
+            }
+            page += n;
+        }
+        true
+    }
+
+    /// A stream has left a block behind: if it came in small pages, it is to be a huge page from now on.
+    fn went_through(&self, block_start: usize) {
+        let Some(block) = self.space.block(block_start) else { return };
+        let block = block.lock();
+        let mends = block.resident as usize == BLOCK_PAGES && !block.huge && block.splits < 2;
+        let may = self.config.huge && self.config.swapin != Swapin::Never;
+        if mends && may && self.splits.load(Relaxed) < MOST_SPLITS {
+            self.mend.store(block_start, Relaxed);
+            self.kick();
+        }
+    }
+
     /// The order that this fault brings in; see [`order`].
-    fn order(&self, block: &mut BlockState, page: usize, thread: u32, swapped: bool) -> u8 {
+    /// `last_order`: of the stream that the fault continues, if any.
+    fn order(&self, block: &mut BlockState, page: usize, last_order: Option<u8>, swapped: bool) -> u8 {
         let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
-        let (expected, last_order) =
-            (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT, self.last_order(thread));
-        let follows = page as u64 == expected;
         let order = match (swapped, self.config.swapin) {
-            (false, _) if follows => last_order + 2,
-            (false, _) => 0,
+            (false, _) => last_order.map_or(0, |last| last + 2),
             (true, Swapin::Always) => most,
-            (true, _) => self.order_of_swapped(block, page, follows.then_some(last_order)),
+            (true, _) => self.order_of_swapped(block, page, last_order),
         };
         order.min(most)
     }
@@ -379,7 +440,9 @@ impl<K: Kernel> Engine<K> {
         }
         let alone = !unit.words.iter().any(|word| word.tag() == Tag::Resident);
         let mut orders = self.orders.lock();
-        if alone && orders.sample(page / UNIT_PAGES) {
+        // What a stream brings in by whole units says nothing about the others, and would be broken.
+        let streams = last_order.is_some_and(|order| order >= UNIT_ORDER);
+        if alone && !streams && orders.sample(page / UNIT_PAGES) {
             unit.usage.sampled = true;
             return 0;
         }
@@ -420,12 +483,15 @@ impl<K: Kernel> Engine<K> {
         (self.stream(thread).load(Relaxed) & 0xff) as u8
     }
 
-    /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`.
-    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize) -> Brought {
+    /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages
+    /// where a huge one would do.
+    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize, whole: bool) -> Brought {
         let n = high - low;
         if n == BLOCK_PAGES && self.config.huge && self.config.swapin != Swapin::Never {
-            if let Some(done) = self.fill_huge(block_start) {
-                return done;
+            match self.fill_huge(block_start) {
+                Some(Brought::NoHuge) if !whole => {}
+                Some(done) => return done,
+                None => {}
             }
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
@@ -530,27 +596,27 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
-    /// A whole block of zeros by one huge page. `None`: none can be had.
+    /// A whole block of zeros by one huge page. `None`: it would be split, or there is something in the block.
     fn fill_huge(&self, block_start: usize) -> Option<Brought> {
-        let huge = match self.frames.take_huge() {
+        if !self.comes_whole(&self.space.block_or_new(block_start).lock()) {
+            return None;
+        }
+        let huge = match self.take_huge() {
             Some(huge) => {
                 // SAFETY: a filled frame that was taken.
                 unsafe { core::ptr::write_bytes(self.frames.huge_address(huge) as *mut u8, 0, BLOCK) };
                 huge
             }
-            None => {
-                let new = self.new_huge();
-                if new.is_none() {
-                    self.huge_wanted.store(true, Relaxed);
-                }
-                new?
-            }
+            None => match self.new_huge() {
+                Some(huge) => huge,
+                None => return Some(Brought::NoHuge),
+            },
         };
         let regions = self.events.read();
         let mut block = self.space.block_or_new(block_start).lock();
         let empty = block.resident == 0
+            && !block.table
             && (0..BLOCK_PAGES).all(|at| matches!(block.word(at).tag(), Tag::None | Tag::Zero));
-        // A page table left behind by small pages would make the kernel split the huge page.
         let moved = if empty {
             self.kernel.move_pages(block_start, self.frames.huge_address(huge), BLOCK, true)
         } else {
@@ -562,36 +628,40 @@ impl<K: Kernel> Engine<K> {
             let word = block.word(index);
             Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
             block.set(index, word.fill());
-            if done < BLOCK_PAGES && index % UNIT_PAGES == 0 {
-                self.used(&mut block, block_start, index);
-            }
+        }
+        if done == BLOCK_PAGES && self.came_whole(&mut block, block_start) {
+            self.frames.huge_emptied(huge);
+            self.used(&mut block, block_start, 0);
+            return Some(Brought::Done(BLOCK_PAGES));
+        }
+        for index in (0..done).step_by(UNIT_PAGES) {
+            self.used(&mut block, block_start, index);
+        }
+        drop(block);
+        drop(regions);
+        if done == 0 {
+            self.frames.huge_filled(huge);
+        } else {
+            self.kernel.wake(block_start, done * PAGE);
+            self.drop_huge_frame(huge, BLOCK_PAGES - done);
         }
         match moved {
-            Ok(()) => {
-                self.frames.huge_emptied(huge);
-                block.huge = true;
-                self.used(&mut block, block_start, 0);
-                Some(Brought::Done(BLOCK_PAGES))
-            }
-            Err(partial) => {
-                drop(block);
-                if done == 0 {
-                    self.frames.huge_filled(huge);
-                } else {
-                    self.kernel.wake(block_start, done * PAGE);
-                    if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                        self.frames.huge_emptied(huge);
-                        self.budget.fetch_add((BLOCK_PAGES - done) as i64, Relaxed);
-                    }
-                }
-                drop(regions);
-                match partial.errno {
-                    Errno::AGAIN => Some(Brought::Pending),
-                    _ if done > 0 => Some(Brought::Pending),
-                    _ => None,
-                }
-            }
+            Ok(()) => Some(Brought::Done(BLOCK_PAGES)),
+            Err(partial) if done > 0 || partial.errno == Errno::AGAIN => Some(Brought::Pending),
+            Err(_) => None,
         }
+    }
+
+    /// A filled huge frame, if there is one; whoever takes it sees to it that more follow.
+    pub(crate) fn take_huge(&self) -> Option<u32> {
+        let huge = self.frames.take_huge();
+        if huge.is_none() {
+            self.huge_wanted.store(true, Relaxed);
+        }
+        if huge.is_none() || self.room() < self.high_pages() as i64 / 2 {
+            self.kick();
+        }
+        huge
     }
 
     /// A new huge frame of zeros, if there is room below the limit.

@@ -1,6 +1,7 @@
 //! Linux through userfaultfd, PAGEMAP_SCAN and /proc/self.
 
 use super::{Event, Fault, Found, Kernel, Place};
+use crate::call::call;
 use core::fmt;
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
@@ -390,6 +391,13 @@ impl Kernel for Linux {
         } else {
             Err(Errno::NOMEM)
         }
+    }
+
+    fn collapse(&self, at: usize) -> Result<(), Errno> {
+        // SAFETY: the program's memory has the same content after it. Where a page is missing in registered memory the
+        // kernel refuses; where the mapping is another one by now, and not registered, it adds zeros that a touch
+        // would have added.
+        unsafe { call(raw::__NR_madvise, [at, HUGE, raw::MADV_COLLAPSE as usize, 0, 0]) }.map(drop)
     }
 
     fn resident_pages(&self) -> usize {

@@ -36,6 +36,8 @@ pub struct Page {
     pub registered: bool,
     /// The program may write.
     pub writable: bool,
+    /// The kernel may give huge pages here. Elsewhere a fault makes a page table before the engine hears of it.
+    pub advised: bool,
     /// Memory is there.
     pub present: bool,
     /// Touching it raises SIGBUS.
@@ -279,7 +281,7 @@ impl Simulated {
         let mapping = state.mappings;
         for index in range.clone() {
             self.drop_page(&mut state, index);
-            state.pages[index] = Page { mapping, writable: true, ..Page::default() };
+            state.pages[index] = Page { mapping, writable: true, advised: huge, ..Page::default() };
         }
         if huge {
             for block in range.start.div_ceil(BLOCK_PAGES)..range.end / BLOCK_PAGES {
@@ -448,6 +450,7 @@ impl Simulated {
         }
         if !page.present {
             if page.registered {
+                state.table[index / BLOCK_PAGES] |= !page.advised;
                 state.waiters.push(Waiter { thread, address: at, write: write.is_some(), read: false });
                 return Access::Waits;
             }
@@ -876,6 +879,22 @@ impl Kernel for Simulated {
         }
         state.huge[(at - self.base) / BLOCK] = true;
         state.table[(at - self.base) / BLOCK] = false;
+        Ok(())
+    }
+
+    fn collapse(&self, at: usize) -> Result<(), Errno> {
+        self.meanwhile();
+        let mut state = self.state.lock();
+        let range = self.range(at, BLOCK);
+        let first = state.pages[range.start];
+        let whole = state.pages[range]
+            .iter()
+            .all(|page| page.present && !page.pinned && !page.shared && page.mapping == first.mapping);
+        if !whole || first.mapping == 0 || splitmix(&mut state.random) % 4 == 0 {
+            return Err(Errno::INVAL);
+        }
+        let block = (at - self.base) / BLOCK;
+        (state.huge[block], state.table[block]) = (true, false);
         Ok(())
     }
 

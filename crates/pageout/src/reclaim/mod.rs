@@ -23,6 +23,9 @@ use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
 const COUNT_ERROR: i64 = 128;
 
+/// Times that a fault lets pages leave for a huge frame before it takes small ones.
+const HUGE_TRIES: usize = 3;
+
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Round {
@@ -129,6 +132,7 @@ impl<K: Kernel> Engine<K> {
 
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
+        self.mend();
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
@@ -160,6 +164,22 @@ impl<K: Kernel> Engine<K> {
         Round::Worked
     }
 
+    /// Makes the block that a stream went through last a huge page again, so that it leaves and comes back whole: its
+    /// page table goes with the small pages. Once for each block; a copy of 2 MiB.
+    fn mend(&self) {
+        let start = self.mend.swap(0, Relaxed);
+        if start == 0 || self.stands_still() || self.kernel.collapse(start).is_err() {
+            return;
+        }
+        Stats::add(&self.stats.thp_collapse_alloc, 1);
+        let _regions = self.events.read();
+        let Some(block) = self.space.block(start) else { return };
+        let mut block = block.lock();
+        if block.resident as usize == BLOCK_PAGES && self.is_one_page(start) {
+            block.is_whole();
+        }
+    }
+
     /// Turns filled frames of the size that nobody asks for into the other. Both ways the memory goes back to
     /// the kernel first: the limit holds.
     fn convert(&self, budget: i64) -> bool {
@@ -177,7 +197,27 @@ impl<K: Kernel> Engine<K> {
             };
         }
         let small = self.frames.ready_pages() + budget.max(0) as usize;
-        small < self.high_pages() / 4 && self.drop_huge(1) > 0
+        small < self.high_pages() / 4 && self.small_wanted.swap(false, Relaxed) && self.drop_huge(1) > 0
+    }
+
+    /// A whole block can come in, and there is no huge frame: lets a huge page leave, which leaves one. If small ones
+    /// leave instead, their memory makes one. `false`: none can be had. No lock held.
+    pub(crate) fn make_huge_frame(&self, out: &mut Outgoing) -> bool {
+        Stats::add(&self.stats.allocstall, 1);
+        let made = |huge: u32| self.frames.huge_filled(huge);
+        for _ in 0..HUGE_TRIES {
+            let short = (BLOCK_PAGES as i64 - self.budget.load(Relaxed)).max(0) as usize;
+            if short <= self.frames.ready_pages() {
+                self.drop_small(short);
+            }
+            if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
+                return true;
+            }
+            if self.kernel.now() < self.stuck_until.load(Relaxed) || self.evict_directly(out, MOST) == 0 {
+                break;
+            }
+        }
+        self.frames.huge_ready() > 0
     }
 
     /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.
@@ -209,20 +249,26 @@ impl<K: Kernel> Engine<K> {
         let mut dropped = 0;
         while dropped < pages {
             let Some(huge) = self.frames.take_huge() else { break };
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(huge);
-            }
+            self.drop_huge_frame(huge, BLOCK_PAGES);
             dropped += BLOCK_PAGES;
-            self.budget.fetch_add(BLOCK_PAGES as i64, Relaxed);
         }
         dropped
+    }
+
+    /// The same of a huge frame, of which `filled` pages are filled.
+    pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) {
+        let _regions = self.events.read();
+        if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+            self.frames.huge_emptied(huge);
+        }
+        self.budget.fetch_add(filled as i64, Relaxed);
     }
 
     /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
         self.kick();
+        self.small_wanted.store(true, Relaxed);
         let full = self.budget.load(Relaxed) < CHUNK as i64;
         if full {
             Stats::add(&self.stats.allocstall, 1);

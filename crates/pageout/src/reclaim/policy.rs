@@ -33,6 +33,8 @@ pub struct Policy {
     main: VecDeque<u32>,
     /// Units that could not leave (pinned, read-only, locked); not offered until [`Policy::unpark`].
     parked: VecDeque<u32>,
+    /// Units whose turn it is, passed over until [`Policy::rejoin`].
+    passed: VecDeque<u32>,
     /// The queue that the last candidate came from.
     from_trial: bool,
 }
@@ -40,7 +42,7 @@ pub struct Policy {
 impl Policy {
     /// Makes room ahead. From a thread that may allocate.
     pub fn reserve(&mut self) {
-        for queue in [&mut self.trial, &mut self.main, &mut self.parked] {
+        for queue in [&mut self.trial, &mut self.main, &mut self.parked, &mut self.passed] {
             let spare = SPARE.max(queue.len() / 2);
             if queue.capacity() - queue.len() < SPARE {
                 queue.reserve(spare);
@@ -66,7 +68,7 @@ impl Policy {
     /// All units, parked ones too; for tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn queued(&self) -> impl Iterator<Item = u32> + '_ {
-        self.trial.iter().chain(&self.main).chain(&self.parked).copied()
+        self.trial.iter().chain(&self.main).chain(&self.parked).chain(&self.passed).copied()
     }
 
     /// Pages of a unit came in or were found. `now`: the clock of evictions. True if it came back so soon
@@ -109,6 +111,18 @@ impl Policy {
     /// A unit did not leave this time: it goes to the end of the main queue.
     pub fn keep(&mut self, unit: u32) {
         self.main.push_back(unit);
+    }
+
+    /// It is a unit's turn, but it is not what is looked for: the next are offered until [`Policy::rejoin`].
+    pub fn pass(&mut self, unit: u32) {
+        self.passed.push_back(unit);
+    }
+
+    /// Units that were passed over are the first again, in their order.
+    pub fn rejoin(&mut self) {
+        while let Some(unit) = self.passed.pop_back() {
+            self.trial.push_front(unit);
+        }
     }
 
     /// A unit cannot leave: it is not offered for a while, so that reclaim does not try it again and again.
@@ -163,6 +177,21 @@ mod tests {
         let scan = (0..10_000u32).map(|n| if n % 4 == 0 { hot(n / 4) } else { 10_000 + n });
         let got = hits(100, warm.chain(scan));
         assert!(got > 2600, "{got} hits");
+    }
+
+    #[test]
+    fn who_is_passed_over_is_first_again() {
+        let mut policy = Policy::default();
+        let mut usages = [Usage::default(); 4];
+        (0..4).for_each(|unit| _ = policy.used(unit, &mut usages[unit as usize], 1));
+        for _ in 0..2 {
+            let unit = policy.candidate().unwrap();
+            policy.pass(unit);
+        }
+        assert_eq!(policy.candidate(), Some(2));
+        policy.rejoin();
+        let order: Vec<u32> = core::iter::from_fn(|| policy.candidate()).collect();
+        assert_eq!(order, [0, 1, 3]);
     }
 
     #[test]

@@ -39,8 +39,12 @@ pub(super) fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, ve
             forget_page(engine, &mut block, index, verb);
             index += 1;
         }
+        if to - from == BLOCK {
+            // The page tables of what is unmapped go with it, and since Linux 6.14 those of what is discarded.
+            (block.huge, block.table, block.splits) = (false, false, 0);
+        }
         if split {
-            block.huge = false;
+            block.is_split();
             engine.requeue_units(&mut block, block_start);
         }
     }
@@ -98,7 +102,8 @@ fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: 
             at += PAGE;
         }
         let mut block = block.lock();
-        if core::mem::take(&mut block.huge) {
+        if block.huge {
+            block.is_split();
             engine.requeue_units(&mut block, block_start);
         }
     }

@@ -92,6 +92,13 @@ pub struct BlockState {
     pub resident: u16,
     /// Last known to be mapped by one huge page.
     pub huge: bool,
+    /// Small pages were mapped here, and as far as is known the page table that they left behind still is: a huge
+    /// page that came in would be split.
+    pub table: bool,
+    /// Huge pages that were split when they came in, though no small one was known. Once may be a page table from before
+    /// the block was known; twice, and it is where the kernel gives no huge pages by itself
+    /// (`transparent_hugepage/enabled` is `madvise` and the program did not ask): there each fault leaves one.
+    pub splits: u8,
 }
 
 impl BlockState {
@@ -115,12 +122,24 @@ impl BlockState {
         self.unit(index).map_or(Word::default(), |unit| unit.words[index % UNIT_PAGES])
     }
 
-    /// Sets the word of page `index`, whose unit exists, and keeps the count of resident pages.
+    /// Sets the word of page `index`, whose unit exists, and keeps the count of resident pages. One that comes is taken
+    /// for a small one; see [`BlockState::is_whole`].
     pub fn set(&mut self, index: usize, word: Word) {
         let unit = self.units[index / UNIT_PAGES].as_deref_mut().expect("unit of a known page");
         let old = core::mem::replace(&mut unit.words[index % UNIT_PAGES], word);
         self.resident -= (old.tag() == Tag::Resident) as u16;
         self.resident += (word.tag() == Tag::Resident) as u16;
+        self.table |= word.tag() == Tag::Resident;
+    }
+
+    /// The block was found to be mapped by one huge page.
+    pub fn is_whole(&mut self) {
+        (self.huge, self.table) = (true, false);
+    }
+
+    /// What was a huge page are small ones now.
+    pub fn is_split(&mut self) {
+        (self.huge, self.table) = (false, true);
     }
 
     /// The checksum of page `index`.
@@ -158,7 +177,8 @@ pub struct Block {
 impl Block {
     fn new() -> Self {
         const NONE: Option<Box<Unit>> = None;
-        let state = BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false };
+        let state =
+            BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false, splits: 0 };
         Self { state: Lock::new(state, &BLOCK_LOCKS) }
     }
 

@@ -9,11 +9,11 @@
 //! ours to give back. Allocates nothing.
 
 use super::swapout::Outgoing;
-use crate::engine::{Engine, Swapin};
+use crate::engine::Engine;
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
-use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
@@ -78,18 +78,21 @@ pub(crate) enum Brought {
     Pending,
     /// No frame; some must be made.
     NoFrame,
+    /// The block could come in whole, but there is no huge frame: one must be made.
+    NoHuge,
 }
 
 impl<K: Kernel> Engine<K> {
     /// Brings in the run that `block.word(index)`, which is Swapped, belongs to, as far as it lies in
     /// `low..high` (pages of the block) and on neighbouring slots. Consumes the guards' locks by closure so
-    /// that none is held during I/O.
+    /// that none is held during I/O. `whole`: a block that can come in whole does not come in pieces.
     pub(crate) fn bring_in(
         &self,
         incoming: &mut Incoming,
         block_start: usize,
         index: usize,
         window: (usize, usize),
+        whole: bool,
     ) -> Brought {
         let (low, n, buffer) = {
             let _regions = self.events.read();
@@ -101,7 +104,15 @@ impl<K: Kernel> Engine<K> {
                 return Brought::Done(index + 1);
             }
             let (low, high) = swapped_run(&block, index, window, self.is_quick());
-            let Some((low, n, buffer)) = self.buffer_for(index, low, high) else { return Brought::NoFrame };
+            let as_one = high - low == BLOCK_PAGES && self.comes_whole(&block);
+            let (low, n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
+                Some(huge) => (0, BLOCK_PAGES, Buffer::Huge(huge)),
+                None if as_one && whole && self.config.huge => return Brought::NoHuge,
+                None => match self.small_frames(index, low, high) {
+                    Some((low, parts)) => (low, parts.count(), Buffer::Small(parts)),
+                    None => return Brought::NoFrame,
+                },
+            };
             for i in 0..n {
                 let word = block.word(low + i).fetch();
                 block.set(low + i, word);
@@ -118,24 +129,15 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
-    /// Frames for as much of `low..high` as there are frames for; `index` is always among it.
-    fn buffer_for(&self, index: usize, low: usize, high: usize) -> Option<(usize, usize, Buffer)> {
+    /// Frames for as much of `low..high` as there are frames for, and where it begins; `index` is always among it.
+    fn small_frames(&self, index: usize, low: usize, high: usize) -> Option<(usize, Parts)> {
         let n = high - low;
-        if n == BLOCK_PAGES && self.config.swapin != Swapin::Never {
-            if let Some(huge) = self.frames.take_huge() {
-                return Some((0, n, Buffer::Huge(huge)));
-            }
-            if self.config.huge {
-                self.huge_wanted.store(true, Relaxed);
-            }
-        }
         let parts = self.frames.take(n);
         let got = parts.count();
         if got == 0 {
             return None;
         }
-        let low = if got == n { low } else { index.min(high - got) };
-        Some((low, got, Buffer::Small(parts)))
+        Some((if got == n { low } else { index.min(high - got) }, parts))
     }
 
     /// Reads the run and says of each page whether it is what was written.
@@ -239,7 +241,9 @@ impl<K: Kernel> Engine<K> {
             if moved {
                 self.consumed(buffer, i, done);
                 consumed += done;
-                whole |= done == BLOCK_PAGES;
+                whole |= done == BLOCK_PAGES
+                    && matches!(buffer, Buffer::Huge(_))
+                    && self.came_whole(&mut block, to);
             } else {
                 self.unused(buffer, i, done);
             }
@@ -283,21 +287,17 @@ impl<K: Kernel> Engine<K> {
             self.used(&mut block, block_start, unit * UNIT_PAGES);
         }
         if whole {
-            block.huge = true;
             Stats::add(&self.stats.thp_swpin, 1);
         } else if n == BLOCK_PAGES {
             Stats::add(&self.stats.thp_swpin_fallback, 1);
         }
-        if let Buffer::Huge(huge) = buffer {
-            drop(block);
-            if whole {
-                self.frames.huge_emptied(*huge);
-            } else if self.kernel.drop_frames(self.frames.huge_address(*huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(*huge);
-                self.budget.fetch_add((BLOCK_PAGES - consumed) as i64, Relaxed);
-            }
-        }
+        drop(block);
         drop(regions);
+        match buffer {
+            Buffer::Huge(huge) if whole => self.frames.huge_emptied(*huge),
+            Buffer::Huge(huge) => self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
+            Buffer::Small(_) => {}
+        }
         brought
     }
 

@@ -12,7 +12,7 @@
 use crate::device::Run;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
-use crate::kernel::{Found, Kernel};
+use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
@@ -53,8 +53,8 @@ pub struct Outgoing {
     /// The chunk being filled and how far.
     chunk: Option<(u32, usize)>,
     chunks: Vec<u32>,
-    /// Huge frames and how many pages of each are filled.
-    huge: Vec<(u32, usize)>,
+    /// Huge frames, how many pages of each are filled, and whether by one huge page.
+    huge: Vec<(u32, usize, bool)>,
     busy: Vec<usize>,
 }
 
@@ -65,7 +65,12 @@ enum Left {
     Pending,
     /// No hole to move into.
     NoRoom,
+    /// A huge page, and only a few pages are wanted: it stays where it is in the queue.
+    Passed,
 }
+
+/// Huge pages that a fault passes over in search of small ones.
+const MOST_PASSED: usize = 8;
 
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
@@ -124,16 +129,24 @@ impl<K: Kernel> Engine<K> {
         let want = want.min(MOST);
         // Everything is looked at once, twice where a sign of use or a shared page saved it.
         let mut looks = 2 * self.policy.lock().len() + 1;
-        while out.pages.len() < want && looks > 0 {
+        let mut passed = 0;
+        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED {
             looks -= 1;
             let Some(unit) = self.policy.lock().candidate() else { break };
             match self.leave(out, unit as usize * UNIT, want) {
                 Left::Some => {}
+                Left::Passed => {
+                    self.policy.lock().pass(unit);
+                    passed += 1;
+                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(unit);
                     break;
                 }
             }
+        }
+        if passed > 0 {
+            self.policy.lock().rejoin();
         }
         let left = out.pages.len();
         if left > 0 {
@@ -179,11 +192,10 @@ impl<K: Kernel> Engine<K> {
         if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
-                self.policy.lock().keep(number);
                 if !self.huge_due.swap(true, Relaxed) {
                     self.kick();
                 }
-                return Left::Some;
+                return Left::Passed;
             }
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
                 return done;
@@ -290,11 +302,8 @@ impl<K: Kernel> Engine<K> {
         first: usize,
     ) -> Option<Left> {
         let number = ((block_start + first * PAGE) / UNIT) as u32;
-        let mut found = [Found { start: 0, end: 0, huge: false }; 2];
-        let (n, _) = self.kernel.scan(block_start, block_start + BLOCK, &mut found);
-        let whole = n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
-        if !whole || !block.all(0, BLOCK_PAGES, Tag::Resident) {
-            block.huge = false;
+        if !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
+            block.is_split();
             self.requeue_units(block, block_start);
             return None;
         }
@@ -313,7 +322,9 @@ impl<K: Kernel> Engine<K> {
             // An unread event stops the others that are looked at, too.
             return Some(Left::Some);
         }
-        block.huge = false;
+        let whole = done == BLOCK_PAGES && self.is_one_page(self.frames.huge_address(huge));
+        block.is_split();
+        block.table = !whole;
         for index in 0..done {
             self.left(out, block, block_start, index, self.frames.of_huge(huge) + index as u32);
         }
@@ -324,13 +335,11 @@ impl<K: Kernel> Engine<K> {
         }
         // The others of its units that are queued are found to be gone when their turn comes.
         block.unit_mut(first).expect("unit of a queued page").usage.queued = false;
-        if done == BLOCK_PAGES {
-            Stats::add(&self.stats.thp_swpout, 1);
-        } else {
-            Stats::add(&self.stats.thp_swpout_fallback, 1);
+        Stats::add(if whole { &self.stats.thp_swpout } else { &self.stats.thp_swpout_fallback }, 1);
+        if done < BLOCK_PAGES {
             self.requeue_units(block, block_start);
         }
-        out.huge.push((huge, done));
+        out.huge.push((huge, done, whole));
         Some(Left::Some)
     }
 
@@ -606,11 +615,16 @@ impl<K: Kernel> Engine<K> {
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }
 
-    /// Gives whole chunks back to the kernel, as long as the process is far over its limit.
+    /// Gives whole chunks and huge frames back to the kernel, as long as the process is far over its limit.
     fn drop_filled(&self, out: &mut Outgoing) {
         while self.budget.load(Relaxed) < -(self.high_pages() as i64) {
-            let Some(chunk) = out.chunks.pop() else { break };
-            self.drop_chunk(chunk);
+            if let Some(chunk) = out.chunks.pop() {
+                self.drop_chunk(chunk);
+            } else if let Some((huge, filled, _)) = out.huge.pop() {
+                self.drop_huge_frame(huge, filled);
+            } else {
+                break;
+            }
         }
     }
 
@@ -622,15 +636,11 @@ impl<K: Kernel> Engine<K> {
         if let Some((chunk, filled)) = out.chunk.take() {
             self.frames.filled(chunk, filled);
         }
-        for (huge, filled) in out.huge.drain(..) {
-            if filled == BLOCK_PAGES {
+        for (huge, filled, whole) in out.huge.drain(..) {
+            if whole {
                 self.frames.huge_filled(huge);
-                continue;
-            }
-            let _regions = self.events.read();
-            if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
-                self.frames.huge_emptied(huge);
-                self.budget.fetch_add(filled as i64, Relaxed);
+            } else {
+                self.drop_huge_frame(huge, filled);
             }
         }
         out.pages.clear();
