@@ -75,14 +75,14 @@ impl<K: Kernel> Engine<K> {
                 self.kick();
                 return false;
             }
-            match self.bring_in(incoming, block_start, low, (low, high)) {
+            match self.bring_in(incoming, block_start, low, (low, high), false) {
                 Brought::Done(_) => {}
                 Brought::Pending => {
                     self.pump();
                     backoff.snooze();
                 }
-                Brought::NoFrame if self.make_way(incoming) => {}
-                Brought::NoFrame => return false,
+                Brought::NoFrame | Brought::NoHuge if self.make_way(incoming) => {}
+                Brought::NoFrame | Brought::NoHuge => return false,
             }
         }
         true
