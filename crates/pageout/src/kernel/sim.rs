@@ -318,7 +318,8 @@ impl Simulated {
         let (source, target) = (self.range(from, len), self.range(to, len + grown));
         assert!(source.end <= target.start || target.end <= source.start, "mremap onto itself");
         let over = state.pages[target.clone()].iter().any(|page| page.registered);
-        let registered = state.pages[source.clone()].iter().any(|page| page.registered);
+        // Each mapping tells of itself: what is registered moves with an event, the rest without.
+        let registered: Vec<bool> = state.pages[source.clone()].iter().map(|page| page.registered).collect();
         for index in target.clone() {
             self.drop_page(&mut state, index);
         }
@@ -343,9 +344,14 @@ impl Simulated {
             state.pages[index] = Page::default();
         }
         let mut events = Vec::new();
-        if registered {
-            events.push(Event::Unmap { start: from, end: from + len });
-            events.push(Event::Remap { from, to, len });
+        let mut first = 0;
+        for run in registered.chunk_by(|a, b| a == b) {
+            let (at, len) = (first * PAGE, run.len() * PAGE);
+            first += run.len();
+            if run[0] {
+                events.push(Event::Unmap { start: from + at, end: from + at + len });
+                events.push(Event::Remap { from: from + at, to: to + at, len });
+            }
         }
         if over {
             events.push(Event::Unmap { start: to, end: to + len + grown });
