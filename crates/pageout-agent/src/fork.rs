@@ -97,8 +97,13 @@ pub fn child_inherits() {
                 let _ = futex::wait(&HEIR, futex::Flags::PRIVATE, WAITING, Some(&tenth));
                 patience -= 1;
             }
-            // It must not go on with zeros.
-            _ => sys::kill_self(),
+            _ => {
+                let line = b"pageout: the child of a fork got no engine of its own; killed, so that it cannot go on \
+                    with zeros\n";
+                // SAFETY: 2 is open, or the write fails.
+                let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
+                sys::kill_self()
+            }
         }
     }
     HEIR.store(NONE, Ordering::Relaxed);
@@ -291,7 +296,12 @@ pub extern "C" fn attend(keeper: usize) -> ! {
             }
             BEQUEATH => match heir::bequeath(engine) {
                 Some((still, file)) => {
-                    let token = keeper.lend(&file);
+                    let Some(token) = keeper.lend(&file) else {
+                        drop(still);
+                        file.give_up(engine);
+                        answer(REFUSED);
+                        continue;
+                    };
                     heir::TOKEN.store(token, Ordering::SeqCst);
                     answer(BEQUEATHED);
                     let mut state = BEQUEATHED;

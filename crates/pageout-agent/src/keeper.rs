@@ -101,13 +101,12 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Has `run` keep a bequest for the child; the number that the child asks with.
-    pub fn lend(&self, file: &heir::File) -> u64 {
+    /// Has `run` keep a bequest for the child; the number that the child asks with. `None`: there is no run any more.
+    pub fn lend(&self, file: &heir::File) -> Option<u64> {
         let mut token = [0u8; 8];
         let _ = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
         let token = u64::from_ne_bytes(token);
-        self.link.tell(&Message::new(Kind::Bequest, token, 0, 0), Some(file.fd()));
-        token
+        self.link.give(&Message::new(Kind::Bequest, token, 0, 0), file.fd()).then_some(token)
     }
 
     /// The clone is through; with a child the bequest is kept until all who inherit it have gone.
@@ -358,7 +357,9 @@ impl Life {
         let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
         let socket = self.link.fd();
         let mut fds = [PollFd::new(&self.watch, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
-        let asked = if self.link.is_deaf() { 1 } else { 2 };
+        // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
+        // that thread without a sleep.
+        let asked = if self.link.is_quiet() { 2 } else { 1 };
         let ended = poll(&mut fds[..asked], Some(&timeout)).is_ok() && !fds[0].revents().is_empty();
         if ended || sys::same_memory(program(), self.me) == Some(false) {
             self.part.leave();
@@ -685,6 +686,7 @@ extern "C" fn evict(keeper: usize) -> ! {
         let nap = match engine.balance(&mut out) {
             Round::Worked => continue,
             Round::Idle => 1_000_000_000,
+            Round::Pending => 50_000,
             Round::Stuck => {
                 if !told && engine.place.is_full() {
                     told = true;

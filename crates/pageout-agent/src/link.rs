@@ -130,6 +130,12 @@ impl Link {
         let _ = self.send(message, with);
     }
 
+    /// Gives something away; false if nobody is there to take it.
+    pub fn give(&self, message: &Message, what: BorrowedFd<'_>) -> bool {
+        let _turn = self.turn.lock();
+        self.send(message, Some(what)).is_ok()
+    }
+
     /// Asks for what the parent left.
     pub fn inherit(&self, token: u64) -> Option<OwnedFd> {
         let (answer, file) = self.ask(&Message::new(Kind::Inherit, token, 0, 0), Kind::Bequest)?;
@@ -150,9 +156,9 @@ impl Link {
         }
     }
 
-    /// Is run gone, so that there is nothing to wait for?
-    pub fn is_deaf(&self) -> bool {
-        self.deaf.load(Relaxed)
+    /// Would what comes now be unasked? Not while somebody waits for an answer, nor when run is gone.
+    pub fn is_quiet(&self) -> bool {
+        !self.deaf.load(Relaxed) && self.turn.try_lock().is_some()
     }
 
     /// The next that run said unasked, if there is any. Waits for nobody.

@@ -235,6 +235,7 @@ impl Host {
             let nap = match engine.balance(&mut out) {
                 Round::Worked => continue,
                 Round::Idle => 1_000_000_000,
+                Round::Pending => 50_000,
                 Round::Stuck => 10_000_000,
             };
             self.dozing.store(true, Ordering::Relaxed);

@@ -33,6 +33,8 @@ pub enum Round {
     Idle,
     /// Something was done; look again.
     Worked,
+    /// Something should go and cannot before an event is read, by somebody else: sleep, for he may need the processor.
+    Pending,
     /// Something should go and nothing can.
     Stuck,
 }
@@ -155,11 +157,7 @@ impl<K: Kernel> Engine<K> {
             }
         }
         if evicted == 0 {
-            if self.kernel.event_pending() {
-                crate::sync::Backoff::new().snooze();
-                return Round::Worked;
-            }
-            return Round::Stuck;
+            return if self.kernel.event_pending() { Round::Pending } else { Round::Stuck };
         }
         Round::Worked
     }
