@@ -86,19 +86,26 @@ fn look(pid: i32, limit: Duration, mm_stat: Option<&Path>, stop: &AtomicBool) ->
     seen
 }
 
-/// `pid` and the processes below it.
+/// `pid` and the processes below it, but for those that share their parent's memory, as a helper of an
+/// engine's may: that is counted once.
 fn descendants(pid: i32) -> Vec<i32> {
-    let mut tree = vec![pid];
+    let (mut tree, mut shared) = (vec![pid], Vec::new());
     let mut next = 0;
     while next < tree.len() {
         let parent = tree[next];
         let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
         for thread in threads {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            tree.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+            for child in children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()) {
+                tree.push(child);
+                if sys::share_memory(parent, child) {
+                    shared.push(child);
+                }
+            }
         }
         next += 1;
     }
+    tree.retain(|pid| !shared.contains(pid));
     tree
 }
 
