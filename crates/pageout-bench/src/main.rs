@@ -18,6 +18,7 @@ mod latency;
 mod machine;
 mod mem;
 mod pattern;
+mod peer;
 mod plans;
 mod plot;
 mod quick;
@@ -104,7 +105,8 @@ struct Compare {
     #[command(flatten)]
     common: Common,
     /// Engines in the order of the table, the base first: none, kernel-zram, kernel-ram, kernel-file,
-    /// pageout, pageout-file, pageout-mem; the last three take options, as 'pageout:--swapin never'
+    /// kernel-device, pageout, pageout-file, pageout-device, pageout-mem; umap:DIR and vmcache:DIR, their
+    /// own benchmarks; those of pageout take options, as 'pageout:--swapin never'
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kernel-zram,pageout")]
     engines: Vec<Engine>,
     /// Rounds; the order of engines alternates
@@ -166,6 +168,9 @@ struct Common {
     /// Where swap files on a disk go
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
+    /// The block device of kernel-device and pageout-device, made by mkswap and used by nobody
+    #[arg(long, value_name = "PATH")]
+    device: Option<PathBuf>,
     /// Swap space; without it, a quarter more than the workload's set
     #[arg(long, value_name = "SIZE")]
     swap_size: Option<Bytes>,
@@ -188,6 +193,7 @@ impl Common {
         Ok(Setting {
             memory: self.memory,
             dir,
+            device: self.device.clone(),
             pageout,
             swap: self.swap_size,
             time_limit: self.time_limit,

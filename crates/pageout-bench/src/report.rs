@@ -10,6 +10,7 @@ use crate::asks;
 use crate::compare::{Comparison, Results};
 use crate::engine::Record;
 use crate::plot::{draw, Axes, Line};
+use crate::units::KB;
 
 /// Writes the page to `page`, and its plots beside it under `plots/`.
 pub fn write(results: &Results, page: &Path) -> Result<()> {
@@ -51,7 +52,7 @@ fn plots_of(comparison: &Comparison, dir: &Path) -> Result<Vec<(String, String)>
     };
     let throughput = lines(&|record| {
         let series = record.series.get("swap-w-seq.throughput").into_iter().flatten();
-        (1..).map(f64::from).zip(series.map(|kilobytes| kilobytes / 1e3)).collect()
+        (1..).map(f64::from).zip(series.map(|kilobytes| kilobytes * KB / 1e6)).collect()
     });
     let latency = lines(&|record| {
         let all: u64 = record.latency_ns.iter().map(|bucket| bucket.1).sum();

@@ -86,27 +86,26 @@ fn look(pid: i32, limit: Duration, mm_stat: Option<&Path>, stop: &AtomicBool) ->
     seen
 }
 
-/// `pid` and the processes below it, but for those that share their parent's memory, as a helper of an
-/// engine's may: that is counted once.
+/// `pid` and the processes below it; of those that share one memory, as a helper of an engine's may, the first.
 fn descendants(pid: i32) -> Vec<i32> {
-    let (mut tree, mut shared) = (vec![pid], Vec::new());
+    let mut tree = vec![pid];
     let mut next = 0;
     while next < tree.len() {
         let parent = tree[next];
         let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
         for thread in threads {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            for child in children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()) {
-                tree.push(child);
-                if sys::share_memory(parent, child) {
-                    shared.push(child);
-                }
-            }
+            tree.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
         }
         next += 1;
     }
-    tree.retain(|pid| !shared.contains(pid));
-    tree
+    let mut counted: Vec<i32> = Vec::with_capacity(tree.len());
+    for pid in tree {
+        if !counted.iter().any(|other| sys::share_memory(*other, pid)) {
+            counted.push(pid);
+        }
+    }
+    counted
 }
 
 /// Resident bytes.
