@@ -361,7 +361,7 @@ mod tests {
             left_out: Vec::new(),
         };
         let machine = Machine::describe(std::path::Path::new("/")).unwrap();
-        Results { machine, comparisons: vec![comparison] }
+        Results::new(machine, vec![comparison])
     }
 
     #[test]

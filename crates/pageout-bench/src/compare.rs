@@ -10,7 +10,9 @@ use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{self, Engine, OomKilled, Record, Setting};
+use crate::ladder;
 use crate::machine::Machine;
+use crate::slots;
 use crate::table::{self, Column, Summary};
 use crate::work::WorkLine;
 
@@ -106,7 +108,8 @@ pub fn compare(line: &WorkLine, engines: &[Engine], rounds: usize, setting: &Set
             }
             let (engine, records) = &mut able[at];
             progress(round * given_up.len() + turn, total, &format!("{} under {engine}", line.text()));
-            match run_again_when_killed(engine, line, setting, &mut leave_out)? {
+            let run = || engine::run(engine, line, setting);
+            match again_when_killed(run, engine, &mut leave_out)? {
                 Some(record) => records.push(record),
                 None => given_up[at] = true,
             }
@@ -134,15 +137,16 @@ pub fn compare(line: &WorkLine, engines: &[Engine], rounds: usize, setting: &Set
 }
 
 /// One run, and one more when the kernel killed the workload; `None` when it did so again.
-fn run_again_when_killed(
+fn again_when_killed(
+    mut run: impl FnMut() -> Result<Record>,
     engine: &Engine,
-    line: &WorkLine,
-    setting: &Setting,
     leave_out: &mut impl FnMut(String),
 ) -> Result<Option<Record>> {
     for then in ["made again", "and again; this engine's other rounds are not made"] {
-        match engine::run(engine, line, setting) {
-            Err(error) if error.is::<OomKilled>() => leave_out(format!("a run under {engine}: {OomKilled}; {then}")),
+        match run() {
+            Err(error) if error.is::<OomKilled>() => {
+                leave_out(format!("a run under {engine}: {OomKilled}; {then}"));
+            }
             result => return result.map(Some),
         }
     }
@@ -168,9 +172,25 @@ fn progress(done: usize, total: usize, text: &str) {
 pub struct Results {
     pub machine: Machine,
     pub comparisons: Vec<Comparison>,
+    /// The command that made all of it.
+    pub command: String,
+    /// What `slots`, `ladder` and `frag` print, when they were run.
+    #[serde(default)]
+    pub slots: Vec<slots::Row>,
+    #[serde(default)]
+    pub ladder: Vec<ladder::Row>,
+    #[serde(default)]
+    pub frag: Vec<(f64, f64)>,
 }
 
 impl Results {
+    /// Of comparisons alone.
+    pub fn new(machine: Machine, comparisons: Vec<Comparison>) -> Results {
+        let own: Vec<String> = std::env::args().skip(1).collect();
+        let command = format!("pageout-bench {}", own.join(" "));
+        Results { machine, comparisons, command, slots: Vec::new(), ladder: Vec::new(), frag: Vec::new() }
+    }
+
     /// Writes them as JSON.
     pub fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
@@ -181,5 +201,30 @@ impl Results {
     pub fn read(file: &Path) -> Result<Results> {
         let text = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{}: not results of the bench", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_killed_are_tried_twice() {
+        let tries = |fail: usize| {
+            let (mut runs, mut told) = (0, Vec::new());
+            let run = || {
+                runs += 1;
+                if runs > fail {
+                    Ok(Record::default())
+                } else {
+                    Err(anyhow::anyhow!("137").context(OomKilled))
+                }
+            };
+            let record = again_when_killed(run, &Engine::None, &mut |why| told.push(why)).unwrap();
+            (runs, record.is_some(), told.len())
+        };
+        assert_eq!([tries(0), tries(1), tries(9)], [(1, true, 0), (2, true, 1), (2, false, 2)]);
+        let other = again_when_killed(|| Err(anyhow::anyhow!("data error")), &Engine::None, &mut |_| ());
+        assert!(other.is_err(), "other failures are not smoothed over");
     }
 }

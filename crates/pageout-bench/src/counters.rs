@@ -182,7 +182,8 @@ mod tests {
 
     #[test]
     fn nested_statistics_become_dotted_names() {
-        let value = serde_json::json!({"pswpin": 3, "locks": {"cluster": {"waits": 2}}, "processes": [{"pid": 1}]});
+        let value =
+            serde_json::json!({"pswpin": 3, "locks": {"cluster": {"waits": 2}}, "processes": [{"pid": 1}]});
         let mut figures = Figures::new();
         flatten("", &value, &mut figures);
         let names: Vec<_> = figures.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -191,7 +192,8 @@ mod tests {
 
     #[test]
     fn lists_are_orders_or_percentiles() {
-        let value = serde_json::json!({"swpout": [7, 0, 3], "fault_ns": [0, 0, 90, 0, 10], "device_ns": [0, 0]});
+        let value =
+            serde_json::json!({"swpout": [7, 0, 3], "fault_ns": [0, 0, 90, 0, 10], "device_ns": [0, 0]});
         let mut figures = Figures::new();
         flatten("", &value, &mut figures);
         assert_eq!(figures["hugepages-16kB.swpout"], 3.0);

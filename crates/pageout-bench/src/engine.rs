@@ -114,7 +114,9 @@ impl Engine {
     /// Why this engine cannot run `line` here, if it cannot.
     pub fn lack(&self, line: &WorkLine, setting: &Setting) -> Option<String> {
         match self {
-            Engine::Kernel(Backing::Device) | Engine::Pageout(Store::Device, _) if setting.device.is_none() => {
+            Engine::Kernel(Backing::Device) | Engine::Pageout(Store::Device, _)
+                if setting.device.is_none() =>
+            {
                 Some("which one? give --device PATH, of a block device made by mkswap".into())
             }
             Engine::Peer(peer) => peer.lack(line, setting),
@@ -123,9 +125,21 @@ impl Engine {
                 "{}: no such program; build it, or give --pageout PATH",
                 setting.pageout.display()
             )),
+            Engine::Pageout(..) => refused(&setting.pageout),
             _ => None,
         }
     }
+}
+
+/// Why `pageout` runs nothing here, in its own words: the kernel or its settings do not let this user.
+fn refused(pageout: &Path) -> Option<String> {
+    const FAILED: i32 = 125;
+    let output = Command::new(pageout).args(["run", "--quiet", "--", "true"]).output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => return Some(format!("{}: {error}", pageout.display())),
+    };
+    (output.status.code() == Some(FAILED)).then(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }
 
 /// What is the same for all runs of a comparison.
@@ -256,7 +270,10 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
 pub fn own_dir(scope: &Scope) -> Result<PathBuf> {
     let own = Path::new("/dev/shm").join(format!("pageout-bench.{}.swap", std::process::id()));
     scope.made(Made::Dir(own.clone()))?;
-    std::fs::DirBuilder::new().mode(0o700).create(&own).with_context(|| format!("making {}", own.display()))?;
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&own)
+        .with_context(|| format!("making {}", own.display()))?;
     Ok(own)
 }
 

@@ -220,7 +220,9 @@ fn undo(made: &Made) -> Result<()> {
         Made::File(path) => absent_is_fine(fs::remove_file(path)),
         Made::Dir(path) => absent_is_fine(fs::remove_dir(path)),
         Made::Setting(path, old) => Ok(fs::write(path, old)?),
-        Made::Header(path, page) => Ok(fs::OpenOptions::new().write(true).open(path)?.write_all_at(page, 0)?),
+        Made::Header(path, page) => {
+            Ok(fs::OpenOptions::new().write(true).open(path)?.write_all_at(page, 0)?)
+        }
     }
 }
 

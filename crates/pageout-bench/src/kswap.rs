@@ -68,7 +68,11 @@ pub fn device(scope: &Scope, setting: &Setting) -> Result<PathBuf> {
     // A block device that is mounted or swapped on is busy for whoever wants it alone.
     let device = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     let device = device.with_context(|| format!("--device {}", path.display()))?;
-    ensure!(device.metadata()?.file_type().is_block_device(), "--device {}: not a block device", path.display());
+    ensure!(
+        device.metadata()?.file_type().is_block_device(),
+        "--device {}: not a block device",
+        path.display()
+    );
     let mut page = [0; PAGE];
     device.read_exact_at(&mut page, 0).with_context(|| format!("reading {}", path.display()))?;
     ensure!(

@@ -203,6 +203,12 @@ impl Common {
     }
 }
 
+/// The options of a command as they are when none is given.
+fn defaults<A: Args>() -> A {
+    let none = A::augment_args(clap::Command::new("")).get_matches_from([""]);
+    A::from_arg_matches(&none).expect("every option has a default")
+}
+
 impl Compare {
     fn run(&self) -> Result<()> {
         let line = WorkLine::parse(&self.work).unwrap_or_else(|error| error.exit());
@@ -212,7 +218,7 @@ impl Compare {
         machine.lines().iter().for_each(|line| println!("{line}"));
         println!("{}", comparison.table());
         if let Some(file) = &self.common.json {
-            Results { machine, comparisons: vec![comparison] }.write(file)?;
+            Results::new(machine, vec![comparison]).write(file)?;
         }
         Ok(())
     }
@@ -235,16 +241,34 @@ impl Asks {
                 Err(error) => eprintln!("pageout-bench: {}: {error}", plan.id),
             }
         }
-        let results = Results { machine, comparisons };
-        if let Some(file) = &self.common.json {
-            results.write(file)?;
+        Ok(Results::new(machine, comparisons))
+    }
+
+    /// Writes what was found where `--json` says.
+    fn keep(&self, results: &Results) -> Result<()> {
+        self.common.json.as_ref().map_or(Ok(()), |file| results.write(file))
+    }
+
+    /// Makes the comparisons, and what else is on the page.
+    fn measure_all(&self) -> Result<Results> {
+        let mut results = self.measure()?;
+        if self.wants("slots") {
+            results.slots = slots::measure_all(&defaults())?;
         }
+        if self.wants("ladder") {
+            results.ladder = ladder::measure(&defaults())?;
+        }
+        if self.wants("frag") {
+            results.frag = frag::measure(&defaults());
+        }
+        self.keep(&results)?;
         Ok(results)
     }
 
     /// Whether all asks are met.
     fn run(&self) -> Result<bool> {
         let results = self.measure()?;
+        self.keep(&results)?;
         results.machine.lines().iter().for_each(|line| println!("{line}"));
         let verdicts = asks::judge(&results, |plan| self.wants(plan));
         print!("\n{}", asks::text(&verdicts));
@@ -273,7 +297,7 @@ fn quick(common: &Common) -> Result<bool> {
     }
     println!("\n{table}");
     if let Some(file) = &common.json {
-        Results { machine, comparisons }.write(file)?;
+        Results::new(machine, comparisons).write(file)?;
     }
     Ok(complete)
 }
@@ -292,7 +316,7 @@ fn run(command: Verb) -> Result<bool> {
         Verb::Quick { common } => return quick(&common),
         Verb::Asks(asks) => return asks.run(),
         Verb::Report { asks, from, out } => {
-            let results = from.map_or_else(|| asks.measure(), |file| Results::read(&file))?;
+            let results = from.map_or_else(|| asks.measure_all(), |file| Results::read(&file))?;
             report::write(&results, &out)?;
         }
     }

@@ -64,7 +64,10 @@ impl Peer {
         };
         let program = self.program();
         if !program.exists() {
-            return Some(format!("{}: no such program; give the directory it was built in", program.display()));
+            return Some(format!(
+                "{}: no such program; give the directory it was built in",
+                program.display()
+            ));
         }
         if matches!(self, Peer::Vmcache(_)) && setting.memory.0 % (1 << 30) != 0 {
             return Some("it takes whole GiB of memory; use --memory 1G".into());
@@ -110,7 +113,8 @@ impl Peer {
     pub fn report(&self, output: &str) -> Result<Report> {
         let mut report = Report::default();
         // Lines of numbers and words with commas between.
-        let numbers = |line: &str| line.split(',').map(|field| field.parse().ok()).collect::<Vec<Option<f64>>>();
+        let numbers =
+            |line: &str| line.split(',').map(|field| field.parse().ok()).collect::<Vec<Option<f64>>>();
         match self {
             Peer::Umap(_) => {
                 let last = output.lines().rfind(|line| line.starts_with("umap,"));
@@ -124,7 +128,9 @@ impl Peer {
                 let seconds: Vec<[f64; 3]> = output
                     .lines()
                     .filter_map(|line| match numbers(line)[..] {
-                        [Some(_), Some(lookups), Some(read), Some(written), ..] => Some([lookups, read, written]),
+                        [Some(_), Some(lookups), Some(read), Some(written), ..] => {
+                            Some([lookups, read, written])
+                        }
                         _ => None,
                     })
                     .collect();
@@ -142,7 +148,9 @@ impl Peer {
     pub fn parse(name: &str, dir: &str) -> Result<Peer, String> {
         let dir = Path::new(dir).to_owned();
         match name {
-            _ if dir.as_os_str().is_empty() => Err(format!("{name}: needs {name}:DIR, where its programs were built")),
+            _ if dir.as_os_str().is_empty() => {
+                Err(format!("{name}: needs {name}:DIR, where its programs were built"))
+            }
             "umap" => Ok(Peer::Umap(dir)),
             _ => Ok(Peer::Vmcache(dir)),
         }
@@ -155,7 +163,8 @@ mod tests {
 
     #[test]
     fn reads_what_they_print() {
-        let umap = Peer::Umap("/u".into()).report("umap,shuffle,write,2,2,9\numap,shuffle,rmw,2,2,50000\n").unwrap();
+        let umap =
+            Peer::Umap("/u".into()).report("umap,shuffle,write,2,2,9\numap,shuffle,rmw,2,2,50000\n").unwrap();
         assert_eq!(umap.metrics["umap.pages_per_s"], 20_000.0);
         assert_eq!(umap.metrics["umap.throughput"], 80_000.0);
         let lines = "ts,tx,rmb,wmb,system\n0,100,2,1,vmcache\n1,300,4,0,vmcache\n";

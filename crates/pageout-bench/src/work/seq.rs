@@ -123,6 +123,7 @@ impl Seq {
                 command.args(["--rounds", &self.rounds.to_string()]);
                 command.args(["--seed", &(self.set.seed + task).to_string()]);
                 command.args(["--repeat", &self.set.repeat.to_string()]);
+                command.args(self.set.counting.then_some("--counting"));
                 command.args(self.set.huge.then_some("--huge"));
                 command.args(self.set.small.then_some("--small"));
                 command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting a task")
