@@ -174,6 +174,9 @@ pub struct Results {
     pub comparisons: Vec<Comparison>,
     /// The command that made all of it.
     pub command: String,
+    /// Comparisons that came to no end, and why.
+    #[serde(default)]
+    pub failed: Vec<String>,
     /// What `slots`, `ladder` and `frag` print, when they were run.
     #[serde(default)]
     pub slots: Vec<slots::Row>,
@@ -188,7 +191,8 @@ impl Results {
     pub fn new(machine: Machine, comparisons: Vec<Comparison>) -> Results {
         let own: Vec<String> = std::env::args().skip(1).collect();
         let command = format!("pageout-bench {}", own.join(" "));
-        Results { machine, comparisons, command, slots: Vec::new(), ladder: Vec::new(), frag: Vec::new() }
+        let (failed, slots, ladder, frag) = Default::default();
+        Results { machine, comparisons, command, failed, slots, ladder, frag }
     }
 
     /// Writes them as JSON.

@@ -234,14 +234,17 @@ impl Asks {
         let setting = self.common.setting()?;
         let mut machine = Machine::describe(&setting.dir)?;
         machine.measure(&setting.dir)?;
-        let mut comparisons = Vec::new();
+        let (mut comparisons, mut failed) = (Vec::new(), Vec::new());
         for plan in plans::all(setting.memory).iter().filter(|plan| self.wants(plan.id)) {
             match plan.run(self.rounds as usize, &setting) {
                 Ok(comparison) => comparisons.push(comparison),
-                Err(error) => eprintln!("pageout-bench: {}: {error}", plan.id),
+                Err(error) => {
+                    eprintln!("pageout-bench: {}: {error}", plan.id);
+                    failed.push(format!("{}: {error}", plan.id));
+                }
             }
         }
-        Ok(Results::new(machine, comparisons))
+        Ok(Results { failed, ..Results::new(machine, comparisons) })
     }
 
     /// Writes what was found where `--json` says.

@@ -32,6 +32,9 @@ pub fn write(results: &Results, page: &Path) -> Result<()> {
     }
     let _ = writeln!(text, "\n## The asks\n\n`pageout-bench asks`\n");
     text += &asks::markdown(&asks::judge(results, |_| true));
+    for failed in &results.failed {
+        let _ = writeln!(text, "\nNot measured: {failed}.");
+    }
     for comparison in &results.comparisons {
         let _ = writeln!(text, "\n## {}\n\n```\n{}\n```\n", comparison.id, comparison.command);
         for lack in &comparison.left_out {
