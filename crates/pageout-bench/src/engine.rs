@@ -237,8 +237,9 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     };
     let kernel = before.since();
     let mut metrics = match engine {
-        Engine::None | Engine::Kernel(_) => kernel,
-        Engine::Pageout(..) | Engine::Peer(_) => {
+        Engine::Kernel(_) => kernel,
+        // What the kernel swaps meanwhile is not this run's.
+        Engine::None | Engine::Pageout(..) | Engine::Peer(_) => {
             let own = matches!(engine, Engine::Pageout(..)).then(|| counters::of_pageout(&stats));
             let mut figures = own.transpose()?.unwrap_or_default();
             for name in ["tlb_shootdowns", "kernel_threads_s"] {
