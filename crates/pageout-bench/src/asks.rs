@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use crate::compare::{Comparison, Results};
 use crate::machine::Machine;
+use crate::units::KB;
 
 /// What a figure must be.
 #[derive(Clone, Copy, Debug)]
@@ -243,7 +244,7 @@ fn asks() -> Vec<Ask> {
 
 /// What was swapped a second, in percent of the storage's raw speed at half reads, half writes.
 fn of_raw(comparison: &Comparison, machine: &Machine) -> Option<f64> {
-    let rate = |name| Some(comparison.summary("pageout-file", name)?.median / 1e3);
+    let rate = |name| Some(comparison.summary("pageout-file", name)?.median * KB / 1e6);
     Some(100.0 * (rate("swap.in")? + rate("swap.out")?) / machine.raw?.mixed)
 }
 
@@ -360,7 +361,7 @@ mod tests {
             left_out: Vec::new(),
         };
         let machine = Machine::describe(std::path::Path::new("/")).unwrap();
-        Results { machine, comparisons: vec![comparison] }
+        Results::new(machine, vec![comparison])
     }
 
     #[test]

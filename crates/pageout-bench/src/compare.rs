@@ -10,7 +10,9 @@ use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{self, Engine, OomKilled, Record, Setting};
+use crate::ladder;
 use crate::machine::Machine;
+use crate::slots;
 use crate::table::{self, Column, Summary};
 use crate::work::WorkLine;
 
@@ -79,49 +81,54 @@ impl Comparison {
     }
 }
 
-/// Runs `line` under all of `engines`, `rounds` times each. Engines that cannot run here are left out,
-/// and said; an error when none is left, or when any run fails.
+/// Runs `line` under all of `engines`, `rounds` times each. Engines that cannot run here, and those under
+/// which the kernel kills the workload again and again, are left out, and said; an error when none is
+/// left, or when any run fails.
 pub fn compare(line: &WorkLine, engines: &[Engine], rounds: usize, setting: &Setting) -> Result<Comparison> {
     let mut left_out = Vec::new();
-    let mut able = Vec::new();
+    let mut leave_out = |why: String| {
+        eprintln!("pageout-bench: left out {why}");
+        left_out.push(why);
+    };
+    let mut able: Vec<(&Engine, Vec<Record>)> = Vec::new();
     for engine in engines {
-        match engine.lack(setting) {
-            Some(lack) => left_out.push(format!("{engine}: {lack}")),
-            None => able.push(engine),
+        match engine.lack(line, setting) {
+            Some(lack) => leave_out(format!("{engine}: {lack}")),
+            None => able.push((engine, Vec::new())),
         }
-    }
-    for lack in &left_out {
-        eprintln!("pageout-bench: left out {lack}");
     }
     ensure!(!able.is_empty(), "no engine of those asked for can run here; see above");
-    let mut records: Vec<Vec<Record>> = able.iter().map(|_| Vec::new()).collect();
+    let mut given_up = vec![false; able.len()];
     let total = rounds * able.len();
     for round in 0..rounds {
-        let mut order: Vec<usize> = (0..able.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for at in order {
-            let done = records.iter().map(Vec::len).sum::<usize>();
-            progress(&format!("[{}/{total}] {} under {}", done + 1, line.text(), able[at]));
-            records[at].push(run_again_when_killed(able[at], line, setting, &mut left_out)?);
+        for turn in 0..able.len() {
+            let at = if round % 2 == 1 { able.len() - 1 - turn } else { turn };
+            if given_up[at] {
+                continue;
+            }
+            let (engine, records) = &mut able[at];
+            progress(round * given_up.len() + turn, total, &format!("{} under {engine}", line.text()));
+            let run = || engine::run(engine, line, setting);
+            match again_when_killed(run, engine, &mut leave_out)? {
+                Some(record) => records.push(record),
+                None => given_up[at] = true,
+            }
         }
     }
-    progress("");
-    let runs = able
-        .iter()
-        .zip(records)
-        .map(|(engine, rounds)| Runs { engine: engine.to_string(), rounds })
-        .collect();
-    let names: Vec<String> = able.iter().map(|engine| engine.to_string()).collect();
+    progress(total, total, "");
+    let names: Vec<String> = able.iter().map(|(engine, _)| engine.to_string()).collect();
+    let runs = able.into_iter().map(|(engine, rounds)| Runs { engine: engine.to_string(), rounds });
+    let runs: Vec<Runs> = runs.filter(|runs| !runs.rounds.is_empty()).collect();
+    ensure!(!runs.is_empty(), "{}: no run came to an end; see above", line.text());
     Ok(Comparison {
         id: line.work().name().into(),
         work: line.text(),
         memory: setting.memory.to_string(),
         command: format!(
-            "pageout-bench compare --engines '{}' --rounds {rounds} --memory {} {}",
+            "pageout-bench compare --engines '{}' --rounds {rounds} --memory {} {}{}",
             names.join(","),
             setting.memory,
+            if setting.fits { "--fits " } else { "" },
             line.text()
         ),
         runs,
@@ -129,32 +136,33 @@ pub fn compare(line: &WorkLine, engines: &[Engine], rounds: usize, setting: &Set
     })
 }
 
-/// One run; up to four more when the kernel killed the workload, each of which is told.
-fn run_again_when_killed(
+/// One run, and one more when the kernel killed the workload; `None` when it did so again.
+fn again_when_killed(
+    mut run: impl FnMut() -> Result<Record>,
     engine: &Engine,
-    line: &WorkLine,
-    setting: &Setting,
-    left_out: &mut Vec<String>,
-) -> Result<Record> {
-    for _ in 0..4 {
-        match engine::run(engine, line, setting) {
+    leave_out: &mut impl FnMut(String),
+) -> Result<Option<Record>> {
+    for then in ["made again", "and again; this engine's other rounds are not made"] {
+        match run() {
             Err(error) if error.is::<OomKilled>() => {
-                let told = format!("a run under {engine}: {OomKilled}; made again");
-                eprintln!("pageout-bench: left out {told}");
-                left_out.push(told);
+                leave_out(format!("a run under {engine}: {OomKilled}; {then}"));
             }
-            result => return result,
+            result => return result.map(Some),
         }
     }
-    engine::run(engine, line, setting)
+    Ok(None)
 }
 
-/// One line on a terminal, overwritten by the next; nothing elsewhere.
-fn progress(text: &str) {
+/// A bar on a terminal, overwritten by the next, gone with the last; nothing elsewhere.
+fn progress(done: usize, total: usize, text: &str) {
+    const WIDTH: usize = 20;
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
-        let cut: String = text.chars().take(100).collect();
-        let _ = write!(stderr, "\r\x1b[K{cut}");
+        let full = done * WIDTH / total.max(1);
+        let bar = format!("[{}{}] {done}/{total} ", "#".repeat(full), "-".repeat(WIDTH - full));
+        let text: String = text.chars().take(72).collect();
+        let line = if done < total { bar + &text } else { String::new() };
+        let _ = write!(stderr, "\r\x1b[K{line}");
         let _ = stderr.flush();
     }
 }
@@ -164,9 +172,29 @@ fn progress(text: &str) {
 pub struct Results {
     pub machine: Machine,
     pub comparisons: Vec<Comparison>,
+    /// The command that made all of it.
+    pub command: String,
+    /// Comparisons that came to no end, and why.
+    #[serde(default)]
+    pub failed: Vec<String>,
+    /// What `slots`, `ladder` and `frag` print, when they were run.
+    #[serde(default)]
+    pub slots: Vec<slots::Row>,
+    #[serde(default)]
+    pub ladder: Vec<ladder::Row>,
+    #[serde(default)]
+    pub frag: Vec<(f64, f64)>,
 }
 
 impl Results {
+    /// Of comparisons alone.
+    pub fn new(machine: Machine, comparisons: Vec<Comparison>) -> Results {
+        let own: Vec<String> = std::env::args().skip(1).collect();
+        let command = format!("pageout-bench {}", own.join(" "));
+        let (failed, slots, ladder, frag) = Default::default();
+        Results { machine, comparisons, command, failed, slots, ladder, frag }
+    }
+
     /// Writes them as JSON.
     pub fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
@@ -177,5 +205,30 @@ impl Results {
     pub fn read(file: &Path) -> Result<Results> {
         let text = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{}: not results of the bench", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_killed_are_tried_twice() {
+        let tries = |fail: usize| {
+            let (mut runs, mut told) = (0, Vec::new());
+            let run = || {
+                runs += 1;
+                if runs > fail {
+                    Ok(Record::default())
+                } else {
+                    Err(anyhow::anyhow!("137").context(OomKilled))
+                }
+            };
+            let record = again_when_killed(run, &Engine::None, &mut |why| told.push(why)).unwrap();
+            (runs, record.is_some(), told.len())
+        };
+        assert_eq!([tries(0), tries(1), tries(9)], [(1, true, 0), (2, true, 1), (2, false, 2)]);
+        let other = again_when_killed(|| Err(anyhow::anyhow!("data error")), &Engine::None, &mut |_| ());
+        assert!(other.is_err(), "other failures are not smoothed over");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::sys;
 
 /// Counters of `/proc/vmstat` that are told.
-const VMSTAT: [&str; 16] = [
+const VMSTAT: [&str; 11] = [
     "pswpin",
     "pswpout",
     "swpin_zero",
@@ -23,16 +23,22 @@ const VMSTAT: [&str; 16] = [
     "swap_ra",
     "swap_ra_hit",
     "pgmajfault",
-    "pgscan_direct",
-    "pgscan_kswapd",
-    "pgsteal_direct",
-    "pgsteal_kswapd",
-    "allocstall_movable",
     "workingset_refault_anon",
     "workingset_activate_anon",
 ];
-/// Counters of each order of huge pages that are told.
-const HUGEPAGES: [&str; 3] = ["swpin", "swpout", "swpout_fallback"];
+/// What `/proc/vmstat` tells in parts, and pageout in one. Those by who reclaims leave out cgroups.
+const SUMS: [(&str, &[&str]); 3] = [
+    ("pgscan", &["pgscan_anon", "pgscan_file"]),
+    ("pgsteal", &["pgsteal_anon", "pgsteal_file"]),
+    ("allocstall", &["allocstall_dma", "allocstall_dma32", "allocstall_normal", "allocstall_movable"]),
+];
+/// Counters of each order of huge pages that are told; pageout has lists of the first three.
+const HUGEPAGES: [&str; 4] = ["swpin", "swpout", "swpout_fallback", "swpin_fallback"];
+/// Those of the largest order that pageout tells by the manner of `/proc/vmstat`, which lacks them.
+const LARGEST: [(&str, &str); 2] =
+    [("thp_swpin", "hugepages-2048kB.swpin"), ("thp_swpin_fallback", "hugepages-2048kB.swpin_fallback")];
+/// What of pageout's says nothing about a run.
+const UNTOLD: [&str; 3] = ["active", "pid", "processes_unlisted"];
 
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;
@@ -46,8 +52,12 @@ impl Kernel {
         let mut figures = Figures::new();
         let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
         for (name, value) in text.lines().filter_map(|line| line.split_once(' ')) {
+            let value: f64 = value.parse().unwrap_or(0.0);
             if VMSTAT.contains(&name) {
-                figures.insert(name.into(), value.parse().unwrap_or(0.0));
+                figures.insert(name.into(), value);
+            }
+            for (sum, _) in SUMS.iter().filter(|(_, parts)| parts.contains(&name)) {
+                *figures.entry((*sum).into()).or_default() += value;
             }
         }
         let sizes = fs::read_dir("/sys/kernel/mm/transparent_hugepage").into_iter().flatten().flatten();
@@ -58,6 +68,11 @@ impl Kernel {
                 if let Some(value) = text.ok().and_then(|t| t.trim().parse().ok()) {
                     figures.insert(format!("{size_name}.{counter}"), value);
                 }
+            }
+        }
+        for (name, of_order) in LARGEST {
+            if let Some(value) = figures.get(of_order).copied() {
+                figures.insert(name.into(), value);
             }
         }
         figures.insert("tlb_shootdowns".into(), tlb_shootdowns());
@@ -100,7 +115,8 @@ fn kernel_threads_seconds() -> f64 {
     seconds.sum()
 }
 
-/// Reads what `pageout run --stats FILE` wrote: every number, nested ones as `outer.inner`.
+/// Reads what `pageout run --stats FILE` wrote: every number, nested ones as `outer.inner`; lists by order
+/// as the kernel names them, histograms as percentiles.
 pub fn of_pageout(file: &Path) -> Result<Figures> {
     let text =
         fs::read_to_string(file).with_context(|| format!("{}: the statistics of pageout", file.display()))?;
@@ -108,6 +124,7 @@ pub fn of_pageout(file: &Path) -> Result<Figures> {
         serde_json::from_str(&text).with_context(|| format!("{}: not JSON", file.display()))?;
     let mut figures = Figures::new();
     flatten("", &value, &mut figures);
+    figures.retain(|name, _| !UNTOLD.contains(&name.as_str()));
     Ok(figures)
 }
 
@@ -119,11 +136,37 @@ fn flatten(prefix: &str, value: &Value, into: &mut Figures) {
                 flatten(&name, value, into);
             }
         }
-        // Lists are histograms, told by the workloads' own percentiles.
         Value::Number(number) => {
             into.insert(prefix.into(), number.as_f64().unwrap_or(0.0));
         }
+        Value::Array(list) => {
+            let counts: Vec<f64> = list.iter().filter_map(Value::as_f64).collect();
+            match prefix.strip_suffix("_ns") {
+                Some(what) => percentiles(what, &counts, into),
+                None if HUGEPAGES.contains(&prefix) => {
+                    for (order, count) in counts.iter().enumerate().skip(1).filter(|(_, n)| **n > 0.0) {
+                        into.insert(format!("hugepages-{}kB.{prefix}", 4 << order), *count);
+                    }
+                }
+                None => {}
+            }
+        }
         _ => {}
+    }
+}
+
+/// Of a histogram whose bucket `n` counts what took less than `2^(n+1)` ns: upper bounds, therefore.
+fn percentiles(what: &str, counts: &[f64], into: &mut Figures) {
+    let all: f64 = counts.iter().sum();
+    for (share, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"), (0.9999, "p99.99")] {
+        let mut below = 0.0;
+        let bucket = counts.iter().position(|count| {
+            below += count;
+            all > 0.0 && below >= share * all
+        });
+        if let Some(bucket) = bucket {
+            into.insert(format!("{what}.{name}_us"), 2f64.powi(bucket as i32 + 1) / 1e3);
+        }
     }
 }
 
@@ -139,10 +182,22 @@ mod tests {
 
     #[test]
     fn nested_statistics_become_dotted_names() {
-        let value = serde_json::json!({"pswpin": 3, "locks": {"cluster": {"waits": 2}}, "fault_ns": [1, 2]});
+        let value =
+            serde_json::json!({"pswpin": 3, "locks": {"cluster": {"waits": 2}}, "processes": [{"pid": 1}]});
         let mut figures = Figures::new();
         flatten("", &value, &mut figures);
         let names: Vec<_> = figures.iter().map(|(name, value)| (name.as_str(), *value)).collect();
         assert_eq!(names, [("locks.cluster.waits", 2.0), ("pswpin", 3.0)]);
+    }
+
+    #[test]
+    fn lists_are_orders_or_percentiles() {
+        let value =
+            serde_json::json!({"swpout": [7, 0, 3], "fault_ns": [0, 0, 90, 0, 10], "device_ns": [0, 0]});
+        let mut figures = Figures::new();
+        flatten("", &value, &mut figures);
+        assert_eq!(figures["hugepages-16kB.swpout"], 3.0);
+        assert_eq!((figures["fault.p50_us"], figures["fault.p99_us"]), (0.008, 0.032));
+        assert!(!figures.contains_key("device.p50_us"), "none were counted");
     }
 }

@@ -21,9 +21,10 @@ use crate::cgroup::Cgroup;
 use crate::counters::{self, Figures, Kernel};
 use crate::janitor::{Made, Scope};
 use crate::kswap::{self, Backing};
+use crate::peer::Peer;
 use crate::sample::{Sampler, Seen};
 use crate::sys;
-use crate::units::{Bytes, GIB, PAGE};
+use crate::units::{Bytes, GIB, KB, PAGE};
 use crate::work::{own_path, Report, Work, WorkLine};
 
 /// What gives the workload its memory.
@@ -35,6 +36,8 @@ pub enum Engine {
     Kernel(Backing),
     /// `pageout run`, where its swap is, and options passed on.
     Pageout(Store, Vec<String>),
+    /// Another pager in user space, by its own benchmark.
+    Peer(Peer),
 }
 
 /// Where pageout swaps to.
@@ -44,6 +47,8 @@ pub enum Store {
     Ram,
     /// A file in the working directory.
     File,
+    /// The block device given by `--device`.
+    Device,
     /// pageout's own memory device.
     Mem,
 }
@@ -53,19 +58,25 @@ impl FromStr for Engine {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
+        if let "umap" | "vmcache" = name {
+            return Peer::parse(name, options).map(Engine::Peer);
+        }
         let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
         let engine = match name {
             "none" => Engine::None,
             "kernel-zram" => Engine::Kernel(Backing::Zram),
             "kernel-ram" => Engine::Kernel(Backing::Ram),
             "kernel-file" => Engine::Kernel(Backing::File),
+            "kernel-device" => Engine::Kernel(Backing::Device),
             "pageout" => return Ok(Engine::Pageout(Store::Ram, options)),
             "pageout-file" => return Ok(Engine::Pageout(Store::File, options)),
+            "pageout-device" => return Ok(Engine::Pageout(Store::Device, options)),
             "pageout-mem" => return Ok(Engine::Pageout(Store::Mem, options)),
             _ => {
                 return Err(format!(
-                    "{name}: not an engine; it is none, kernel-zram, kernel-ram, kernel-file, pageout, \
-                     pageout-file or pageout-mem, the last three with :OPTIONS of `pageout run`"
+                    "{name}: not an engine; it is none, kernel-zram, kernel-ram, kernel-file, kernel-device, \
+                     pageout, pageout-file, pageout-device or pageout-mem, these four with :OPTIONS of \
+                     `pageout run`, umap:DIR or vmcache:DIR"
                 ))
             }
         };
@@ -84,9 +95,12 @@ impl fmt::Display for Engine {
             Engine::Kernel(Backing::Zram) => ("kernel-zram", &[][..]),
             Engine::Kernel(Backing::Ram) => ("kernel-ram", &[][..]),
             Engine::Kernel(Backing::File) => ("kernel-file", &[][..]),
+            Engine::Kernel(Backing::Device) => ("kernel-device", &[][..]),
             Engine::Pageout(Store::Ram, options) => ("pageout", &options[..]),
             Engine::Pageout(Store::File, options) => ("pageout-file", &options[..]),
+            Engine::Pageout(Store::Device, options) => ("pageout-device", &options[..]),
             Engine::Pageout(Store::Mem, options) => ("pageout-mem", &options[..]),
+            Engine::Peer(peer) => return peer.fmt(f),
         };
         f.write_str(name)?;
         if options.is_empty() {
@@ -97,22 +111,35 @@ impl fmt::Display for Engine {
 }
 
 impl Engine {
-    /// Why this engine cannot run here, if it cannot.
-    pub fn lack(&self, setting: &Setting) -> Option<String> {
+    /// Why this engine cannot run `line` here, if it cannot.
+    pub fn lack(&self, line: &WorkLine, setting: &Setting) -> Option<String> {
         match self {
+            Engine::Kernel(Backing::Device) | Engine::Pageout(Store::Device, _)
+                if setting.device.is_none() =>
+            {
+                Some("which one? give --device PATH, of a block device made by mkswap".into())
+            }
+            Engine::Peer(peer) => peer.lack(line, setting),
             Engine::Kernel(_) if !sys::is_root() => Some("only root may set up kernel swap".into()),
             Engine::Pageout(..) if !setting.pageout.exists() => Some(format!(
                 "{}: no such program; build it, or give --pageout PATH",
                 setting.pageout.display()
             )),
+            Engine::Pageout(..) => refused(&setting.pageout),
             _ => None,
         }
     }
+}
 
-    /// Whether it swaps at all.
-    pub fn swaps(&self) -> bool {
-        *self != Engine::None
-    }
+/// Why `pageout` runs nothing here, in its own words: the kernel or its settings do not let this user.
+fn refused(pageout: &Path) -> Option<String> {
+    const FAILED: i32 = 125;
+    let output = Command::new(pageout).args(["run", "--quiet", "--", "true"]).output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => return Some(format!("{}: {error}", pageout.display())),
+    };
+    (output.status.code() == Some(FAILED)).then(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }
 
 /// What is the same for all runs of a comparison.
@@ -122,6 +149,8 @@ pub struct Setting {
     pub memory: Bytes,
     /// Where swap files go.
     pub dir: PathBuf,
+    /// The block device of the engines that swap to one.
+    pub device: Option<PathBuf>,
     /// The `pageout` command.
     pub pageout: PathBuf,
     /// Swap space; without it, a quarter more than the workload's set.
@@ -178,25 +207,29 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     match engine {
         Engine::None => command.push("--".into()),
         Engine::Kernel(backing) => {
-            mm_stat = kswap::make(scope, *backing, swap, &setting.dir)?.mm_stat();
+            mm_stat = kswap::make(scope, *backing, swap, setting)?.mm_stat();
             let group = Cgroup::new(scope, setting.memory)?;
             command.extend(["--cgroup".into(), group.dir().into(), "--".into()]);
             cgroup = Some(group);
         }
         Engine::Pageout(store, options) => {
             command.push("--".into());
-            command.extend([setting.pageout.clone().into(), "run".into()]);
+            command.extend([setting.pageout.clone().into(), "run".into(), "--quiet".into()]);
             command.extend(["--memory".into(), format!("{}M", setting.memory.0 >> 20).into()]);
-            command.extend(["--swap".into(), spec(scope, *store, swap, &setting.dir)?]);
+            command.extend(["--swap".into(), spec(scope, *store, swap, setting)?]);
             scope.made(Made::File(stats.clone()))?;
             command.extend(["--stats".into(), stats.clone().into()]);
             command.extend(options.iter().map(OsString::from));
             command.push("--".into());
         }
+        Engine::Peer(_) => command.push("--".into()),
     }
-    command.extend(line.command()?);
+    match engine {
+        Engine::Peer(peer) => command.extend(peer.command(scope, line, setting)?),
+        _ => command.extend(line.command()?),
+    }
     let before = Kernel::now();
-    let outcome = match start_and_wait(scope, &command, line, setting, mm_stat) {
+    let outcome = match start_and_wait(scope, &command, engine, line, setting, mm_stat) {
         Err(error) if cgroup.as_ref().is_some_and(|group| group.oom_kills() > 0) => {
             return Err(error.context(OomKilled));
         }
@@ -204,17 +237,20 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     };
     let kernel = before.since();
     let mut metrics = match engine {
-        Engine::Pageout(..) => {
-            let mut figures = counters::of_pageout(&stats)?;
+        Engine::Kernel(_) => kernel,
+        // What the kernel swaps meanwhile is not this run's.
+        Engine::None | Engine::Pageout(..) | Engine::Peer(_) => {
+            let own = matches!(engine, Engine::Pageout(..)).then(|| counters::of_pageout(&stats));
+            let mut figures = own.transpose()?.unwrap_or_default();
             for name in ["tlb_shootdowns", "kernel_threads_s"] {
                 figures.insert(name.into(), kernel.get(name).copied().unwrap_or(0.0));
             }
             figures
         }
-        _ => kernel,
     };
     let swapped_out = metrics.get("pswpout").copied().unwrap_or(0.0);
-    if engine.swaps() && !setting.fits && swapped_out < 1.0 {
+    // A peer is not started on what fits.
+    if matches!(engine, Engine::Kernel(_) | Engine::Pageout(..)) && !setting.fits && swapped_out < 1.0 {
         bail!("not one page was swapped out, so it measured nothing; use a larger set or less --memory");
     }
     if let Some(peak) = cgroup.and_then(|group| group.peak()) {
@@ -230,19 +266,25 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     })
 }
 
+/// A directory in memory for a swap file: others can write /dev/shm itself, where no swap file with a name
+/// is accepted.
+pub fn own_dir(scope: &Scope) -> Result<PathBuf> {
+    let own = Path::new("/dev/shm").join(format!("pageout-bench.{}.swap", std::process::id()));
+    scope.made(Made::Dir(own.clone()))?;
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&own)
+        .with_context(|| format!("making {}", own.display()))?;
+    Ok(own)
+}
+
 /// The device for `pageout run --swap`.
-fn spec(scope: &Scope, store: Store, swap: Bytes, dir: &Path) -> Result<OsString> {
-    let name = format!("pageout-bench.{}.swap", std::process::id());
+fn spec(scope: &Scope, store: Store, swap: Bytes, setting: &Setting) -> Result<OsString> {
     let file = match store {
         Store::Mem => return Ok(format!("mem,size={}M", swap.0 >> 20).into()),
-        Store::Ram => {
-            // Others can write /dev/shm itself, where no swap file with a name is accepted.
-            let own = Path::new("/dev/shm").join(&name);
-            scope.made(Made::Dir(own.clone()))?;
-            std::fs::DirBuilder::new().mode(0o700).create(&own)?;
-            own.join("file")
-        }
-        Store::File => dir.join(format!(".{name}")),
+        Store::Device => return Ok(kswap::device(scope, setting)?.into()),
+        Store::Ram => own_dir(scope)?.join("file"),
+        Store::File => setting.dir.join(format!(".pageout-bench.{}.swap", std::process::id())),
     };
     scope.made(Made::File(file.clone()))?;
     let mut spec = file.into_os_string();
@@ -260,7 +302,7 @@ struct Outcome {
 impl Outcome {
     /// Adds what was seen from outside, and ratios to what was swapped, to the counters.
     fn tell(&self, metrics: &mut Figures) {
-        let swapped = |name: &str| metrics.get(name).copied().unwrap_or(0.0) * PAGE as f64;
+        let swapped = |name: &str| metrics.get(name).map(|pages| pages * PAGE as f64);
         let (read, written) = (swapped("pswpin"), swapped("pswpout"));
         let elapsed = self.elapsed.as_secs_f64();
         let (user, system) = (self.ended.user.as_secs_f64(), self.ended.system.as_secs_f64());
@@ -270,10 +312,12 @@ impl Outcome {
         set("time.user_s", user);
         set("time.system_s", system);
         set("time.cpu_s", user + system);
-        set("swap.in", read / 1e3 / elapsed);
-        set("swap.out", written / 1e3 / elapsed);
-        if read + written > 0.0 {
-            let gib = (read + written) / GIB;
+        if let (Some(read), Some(written)) = (read, written) {
+            set("swap.in", read / KB / elapsed);
+            set("swap.out", written / KB / elapsed);
+        }
+        let gib = (read.unwrap_or(0.0) + written.unwrap_or(0.0)) / GIB;
+        if gib > 0.0 {
             set("cpu.user_s_per_GiB", user / gib);
             set("cpu.system_s_per_GiB", (system + threads) / gib);
             set("cpu.s_per_GiB", (user + system + threads) / gib);
@@ -293,6 +337,7 @@ impl Outcome {
 fn start_and_wait(
     scope: &Scope,
     command: &[OsString],
+    engine: &Engine,
     line: &WorkLine,
     setting: &Setting,
     mm_stat: Option<PathBuf>,
@@ -331,9 +376,13 @@ fn start_and_wait(
     let seen = sampler.finish();
     let (ended, output) = (ended.context("waiting for the workload")?, output.context("reading its output")?);
     ensure!(!seen.timed_out, "not done after {} s; use --time-limit", setting.time_limit.as_secs());
-    let report = match (driven, line.work()) {
-        (Some(report), _) => report?,
-        (None, Work::Program(_)) => {
+    let report = match (driven, engine, line.work()) {
+        (Some(report), ..) => report?,
+        (None, Engine::Peer(peer), _) => {
+            ensure!(ended.code == 0, "its program ended with status {}; its message is above", ended.code);
+            peer.report(&String::from_utf8_lossy(&output))?
+        }
+        (None, _, Work::Program(_)) => {
             if setting.show {
                 eprint!("{}", String::from_utf8_lossy(&output));
             }
@@ -368,11 +417,15 @@ mod tests {
     #[test]
     fn engines_go_both_ways() {
         for text in
-            ["none", "kernel-zram", "kernel-ram", "kernel-file", "pageout:--swapin never", "pageout-mem"]
+            ["none", "kernel-zram", "kernel-ram", "kernel-file", "kernel-device", "pageout:--swapin never"]
         {
             assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
         }
+        for text in ["pageout-file", "pageout-device", "pageout-mem", "umap:/built", "vmcache:/built"] {
+            assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
+        }
         assert!("kernel-zram:--swapin never".parse::<Engine>().is_err());
+        assert!("umap".parse::<Engine>().unwrap_err().contains("umap:DIR"));
         assert!("kernel".parse::<Engine>().unwrap_err().contains("kernel-zram"));
     }
 }

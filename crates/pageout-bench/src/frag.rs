@@ -2,6 +2,8 @@
 //! and 4 MiB in single pages fill a device of 64 MiB; in each round some of both are dropped at random and
 //! written again. Shown is how many pieces are refused their order and go out in single pages.
 
+use std::fmt::Write as _;
+
 use anyhow::Result;
 use clap::Args;
 use pageout::slot::*;
@@ -18,7 +20,7 @@ const SINGLES: usize = (4 << 20) / SLOT_BYTES as usize;
 pub struct FragArgs {
     /// How many rounds
     #[arg(long, default_value_t = 100)]
-    rounds: usize,
+    pub rounds: usize,
 }
 
 /// Where runs and single pages come from.
@@ -29,16 +31,26 @@ trait Places {
 
 /// Prints the table.
 pub fn run(args: &FragArgs) -> Result<()> {
+    print!("{}", text(&measure(args)));
+    Ok(())
+}
+
+/// Per round the percentages of pieces refused by the design of 2023, and by pageout.
+pub fn measure(args: &FragArgs) -> Vec<(f64, f64)> {
     let old = refused(&mut OnlyFree::new(), args.rounds);
     let new = refused(&mut Shipped::new(), args.rounds);
-    println!("pieces of 64K refused, %\n{:>6} {:>12} {:>8}", "round", "2023 design", "pageout");
-    let step = (args.rounds / 10).max(1);
-    for (round, (old, new)) in old.iter().zip(&new).enumerate() {
-        if round < 5 || round % step == 0 {
-            println!("{round:>6} {old:>12.1} {new:>8.1}");
-        }
+    old.into_iter().zip(new).collect()
+}
+
+/// The table.
+pub fn text(rows: &[(f64, f64)]) -> String {
+    let mut text =
+        format!("pieces of 64K refused, %\n{:>6} {:>12} {:>8}\n", "round", "2023 design", "pageout");
+    let step = (rows.len() / 10).max(1);
+    for (round, (old, new)) in rows.iter().enumerate().filter(|(round, _)| *round < 5 || round % step == 0) {
+        let _ = writeln!(text, "{round:>6} {old:>12.1} {new:>8.1}");
     }
-    Ok(())
+    text
 }
 
 /// Per round the share of pieces that were refused.

@@ -11,6 +11,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,8 @@ pub enum Made {
     Dir(PathBuf),
     /// A setting's old value.
     Setting(PathBuf, String),
+    /// The first page of a swap device, which pageout clears.
+    Header(PathBuf, Vec<u8>),
 }
 
 /// What the bench tells its janitor, a line of JSON each.
@@ -217,6 +220,9 @@ fn undo(made: &Made) -> Result<()> {
         Made::File(path) => absent_is_fine(fs::remove_file(path)),
         Made::Dir(path) => absent_is_fine(fs::remove_dir(path)),
         Made::Setting(path, old) => Ok(fs::write(path, old)?),
+        Made::Header(path, page) => {
+            Ok(fs::OpenOptions::new().write(true).open(path)?.write_all_at(page, 0)?)
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Swap of the kernel's for one run: on zram, on a loop device over ramfs, on a file. The janitor takes
-//! all of it away again.
+//! Swap of the kernel's for one run: on zram, on a loop device over ramfs, on a file, on a block device
+//! that was named. The janitor takes all of it away again.
 //!
 //! Never a loop device over tmpfs: its pages are themselves swapped out, to the device that they back,
 //! and the machine stands still for good. ramfs pages cannot be swapped; its file is written in full
@@ -7,15 +7,19 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure, Context, Result};
 
+use crate::engine::Setting;
 use crate::janitor::{Made, Scope};
 use crate::machine::available_memory;
 use crate::sys;
 use crate::units::{Bytes, HUGE, PAGE};
+
+/// What the first page of swap space ends with.
+const MAGIC: &[u8] = b"SWAPSPACE2";
 
 /// Where the kernel swaps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub enum Backing {
     Ram,
     /// A file in the working directory.
     File,
+    /// The block device given by `--device`.
+    Device,
 }
 
 /// Swap that is on, at the highest priority.
@@ -33,11 +39,11 @@ pub struct Swap {
     zram: Option<u32>,
 }
 
-/// Makes `size` of swap on `backing`; files lie in `dir`.
-pub fn make(scope: &Scope, backing: Backing, size: Bytes, dir: &Path) -> Result<Swap> {
+/// Makes `size` of swap on `backing`.
+pub fn make(scope: &Scope, backing: Backing, size: Bytes, setting: &Setting) -> Result<Swap> {
     ensure!(sys::is_root(), "kernel swap: only root may; run as root, or leave out the kernel engines");
     refuse_rivals()?;
-    if backing != Backing::File {
+    if matches!(backing, Backing::Zram | Backing::Ram) {
         let available = available_memory()?;
         ensure!(
             available.0 > size.0 + (512 << 20),
@@ -47,8 +53,35 @@ pub fn make(scope: &Scope, backing: Backing, size: Bytes, dir: &Path) -> Result<
     match backing {
         Backing::Zram => zram(scope, size),
         Backing::Ram => ram(scope, size),
-        Backing::File => file(scope, size, dir),
+        Backing::File => file(scope, size, &setting.dir),
+        Backing::Device => {
+            swap_on(scope, &device(scope, setting)?)?;
+            Ok(Swap { zram: None })
+        }
     }
+}
+
+/// The block device to swap to: one that `mkswap` made for swap, and that nobody uses. What is on any other
+/// is not ours to write over.
+pub fn device(scope: &Scope, setting: &Setting) -> Result<PathBuf> {
+    let path = setting.device.as_deref().context("no --device")?;
+    // A block device that is mounted or swapped on is busy for whoever wants it alone.
+    let device = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let device = device.with_context(|| format!("--device {}", path.display()))?;
+    ensure!(
+        device.metadata()?.file_type().is_block_device(),
+        "--device {}: not a block device",
+        path.display()
+    );
+    let mut page = [0; PAGE];
+    device.read_exact_at(&mut page, 0).with_context(|| format!("reading {}", path.display()))?;
+    ensure!(
+        page.ends_with(MAGIC),
+        "--device {}: not made for swap, and left alone; if nothing on it is of use, run mkswap on it",
+        path.display()
+    );
+    scope.made(Made::Header(path.to_owned(), page.to_vec()))?;
+    Ok(path.to_owned())
 }
 
 /// Other swap at our priority would take its share of the pages, and the figures would be of both.
@@ -150,6 +183,10 @@ fn enable(scope: &Scope, path: &Path, size: Bytes) -> Result<()> {
     device.write_all_at(&header(size), 0).with_context(|| format!("writing to {}", path.display()))?;
     device.sync_all()?;
     drop(device);
+    swap_on(scope, path)
+}
+
+fn swap_on(scope: &Scope, path: &Path) -> Result<()> {
     scope.made(Made::Swap(path.into()))?;
     sys::swapon(path).with_context(|| format!("swapping on {}", path.display()))
 }
@@ -160,7 +197,7 @@ fn header(size: Bytes) -> [u8; PAGE] {
     let last_page = (size.pages() - 1) as u32;
     page[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
     page[1028..1032].copy_from_slice(&last_page.to_ne_bytes());
-    page[PAGE - 10..].copy_from_slice(b"SWAPSPACE2");
+    page[PAGE - MAGIC.len()..].copy_from_slice(MAGIC);
     page
 }
 

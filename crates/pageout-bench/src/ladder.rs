@@ -6,6 +6,7 @@
 
 use std::array;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering::Relaxed};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use pageout::slot::*;
 use pageout::sync::{Guard, Lock};
+use serde::{Deserialize, Serialize};
 
 use crate::slots::{lock_counts, Random};
 
@@ -28,56 +30,89 @@ const SLOT_CACHE: usize = 64;
 pub struct LadderArgs {
     /// How many threads
     #[arg(long, default_value_t = 2)]
-    threads: usize,
+    pub threads: usize,
     /// How long each figure may take, in seconds
     #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
+    pub seconds: f64,
+}
+
+/// One step on one device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    pub step: String,
+    pub aged: bool,
+    pub pages_per_s: f64,
+    locks_per_page: f64,
+    waits_per_page: f64,
 }
 
 /// Prints the table.
 pub fn run(args: &LadderArgs) -> Result<()> {
+    print!("{}", text(&measure(args)?));
+    Ok(())
+}
+
+/// Climbs it.
+pub fn measure(args: &LadderArgs) -> Result<Vec<Row>> {
     ensure!((1..=256).contains(&args.threads), "--threads: 1 to 256");
     let threads = args.threads;
     let time = Duration::from_secs_f64(args.seconds / 10.0);
-    println!("{threads} threads, single pages out and in");
-    println!(
-        "{:<28} {:>6} {:>9} {:>8} {:>10} {:>10}",
-        "", "device", "Mpage/s", "change", "locks/page", "waits/1000"
-    );
+    let steps = [
+        ("one lock", Step::ONE_LOCK),
+        ("+ cluster lock", Step::CLUSTER_LOCK),
+        ("+ split cache", Step::SPLIT_CACHE),
+        ("+ slots by batch, per CPU", Step::SLOT_CACHES),
+        ("+ scan base per CPU", Step::SCAN_BASES),
+    ];
+    let mut rows = Vec::new();
     for aged in [false, true] {
-        let steps = [
-            ("one lock", Step::ONE_LOCK),
-            ("+ cluster lock", Step::CLUSTER_LOCK),
-            ("+ split cache", Step::SPLIT_CACHE),
-            ("+ slots by batch, per CPU", Step::SLOT_CACHES),
-            ("+ scan base per CPU", Step::SCAN_BASES),
-        ];
-        let mut base = None;
-        let mut print = |name: &str, design: &dyn Design| {
-            let (mut rate, mut locks, mut waits) = (0.0_f64, 0.0, 0.0);
-            for _ in 0..10 {
-                let before = counts();
-                let (pages, now) = work(design, threads, time);
-                let after = counts();
-                if now > rate {
-                    rate = now;
-                    locks = (after.0 - before.0) as f64 / pages as f64;
-                    waits = (after.1 - before.1) as f64 * 1e3 / pages as f64;
-                }
-            }
-            let change = 100.0 * (rate / *base.get_or_insert(rate) - 1.0);
-            let device = if aged { "aged" } else { "fresh" };
-            println!(
-                "{name:<28} {device:>6} {:>9.2} {change:>+7.0}% {locks:>10.3} {waits:>10.3}",
-                rate / 1e6
-            );
-        };
         for (name, step) in steps {
-            print(name, &Old::new(step, threads, aged));
+            rows.push(climb(name, aged, &Old::new(step, threads, aged), threads, time));
         }
-        print("pageout", &Shipped::new(threads, aged));
+        rows.push(climb("pageout", aged, &Shipped::new(threads, aged), threads, time));
     }
-    Ok(())
+    Ok(rows)
+}
+
+/// The best of ten slices, so that other work on the machine does not decide.
+fn climb(step: &str, aged: bool, design: &dyn Design, threads: usize, time: Duration) -> Row {
+    let slices = (0..10).map(|_| {
+        let before = counts();
+        let (pages, pages_per_s) = work(design, threads, time);
+        let after = counts();
+        let per_page = |count: u64| count as f64 / pages as f64;
+        Row {
+            step: step.into(),
+            aged,
+            pages_per_s,
+            locks_per_page: per_page(after.0 - before.0),
+            waits_per_page: per_page(after.1 - before.1),
+        }
+    });
+    slices.max_by(|a, b| a.pages_per_s.total_cmp(&b.pages_per_s)).expect("ten slices")
+}
+
+/// The table.
+pub fn text(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<28} {:>6} {:>9} {:>8} {:>10} {:>10}\n",
+        "single pages out and in", "device", "Mpage/s", "change", "locks/page", "waits/1000"
+    );
+    for row in rows {
+        let base =
+            rows.iter().find(|base| base.aged == row.aged).map_or(row.pages_per_s, |base| base.pages_per_s);
+        let _ = writeln!(
+            text,
+            "{:<28} {:>6} {:>9.2} {:>+7.0}% {:>10.3} {:>10.3}",
+            row.step,
+            if row.aged { "aged" } else { "fresh" },
+            row.pages_per_s / 1e6,
+            100.0 * (row.pages_per_s / base - 1.0),
+            row.locks_per_page,
+            row.waits_per_page * 1e3,
+        );
+    }
+    text
 }
 
 /// How a page gets a place to go to, and gives it back.

@@ -18,6 +18,7 @@ mod latency;
 mod machine;
 mod mem;
 mod pattern;
+mod peer;
 mod plans;
 mod plot;
 mod quick;
@@ -104,7 +105,8 @@ struct Compare {
     #[command(flatten)]
     common: Common,
     /// Engines in the order of the table, the base first: none, kernel-zram, kernel-ram, kernel-file,
-    /// pageout, pageout-file, pageout-mem; the last three take options, as 'pageout:--swapin never'
+    /// kernel-device, pageout, pageout-file, pageout-device, pageout-mem; umap:DIR and vmcache:DIR, their
+    /// own benchmarks; those of pageout take options, as 'pageout:--swapin never'
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kernel-zram,pageout")]
     engines: Vec<Engine>,
     /// Rounds; the order of engines alternates
@@ -166,6 +168,9 @@ struct Common {
     /// Where swap files on a disk go
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
+    /// The block device of kernel-device and pageout-device, made by mkswap and used by nobody
+    #[arg(long, value_name = "PATH")]
+    device: Option<PathBuf>,
     /// Swap space; without it, a quarter more than the workload's set
     #[arg(long, value_name = "SIZE")]
     swap_size: Option<Bytes>,
@@ -188,6 +193,7 @@ impl Common {
         Ok(Setting {
             memory: self.memory,
             dir,
+            device: self.device.clone(),
             pageout,
             swap: self.swap_size,
             time_limit: self.time_limit,
@@ -195,6 +201,12 @@ impl Common {
             show: false,
         })
     }
+}
+
+/// The options of a command as they are when none is given.
+fn defaults<A: Args>() -> A {
+    let none = A::augment_args(clap::Command::new("")).get_matches_from([""]);
+    A::from_arg_matches(&none).expect("every option has a default")
 }
 
 impl Compare {
@@ -206,7 +218,7 @@ impl Compare {
         machine.lines().iter().for_each(|line| println!("{line}"));
         println!("{}", comparison.table());
         if let Some(file) = &self.common.json {
-            Results { machine, comparisons: vec![comparison] }.write(file)?;
+            Results::new(machine, vec![comparison]).write(file)?;
         }
         Ok(())
     }
@@ -222,23 +234,44 @@ impl Asks {
         let setting = self.common.setting()?;
         let mut machine = Machine::describe(&setting.dir)?;
         machine.measure(&setting.dir)?;
-        let mut comparisons = Vec::new();
+        let (mut comparisons, mut failed) = (Vec::new(), Vec::new());
         for plan in plans::all(setting.memory).iter().filter(|plan| self.wants(plan.id)) {
             match plan.run(self.rounds as usize, &setting) {
                 Ok(comparison) => comparisons.push(comparison),
-                Err(error) => eprintln!("pageout-bench: {}: {error}", plan.id),
+                Err(error) => {
+                    eprintln!("pageout-bench: {}: {error}", plan.id);
+                    failed.push(format!("{}: {error}", plan.id));
+                }
             }
         }
-        let results = Results { machine, comparisons };
-        if let Some(file) = &self.common.json {
-            results.write(file)?;
+        Ok(Results { failed, ..Results::new(machine, comparisons) })
+    }
+
+    /// Writes what was found where `--json` says.
+    fn keep(&self, results: &Results) -> Result<()> {
+        self.common.json.as_ref().map_or(Ok(()), |file| results.write(file))
+    }
+
+    /// Makes the comparisons, and what else is on the page.
+    fn measure_all(&self) -> Result<Results> {
+        let mut results = self.measure()?;
+        if self.wants("slots") {
+            results.slots = slots::measure_all(&defaults())?;
         }
+        if self.wants("ladder") {
+            results.ladder = ladder::measure(&defaults())?;
+        }
+        if self.wants("frag") {
+            results.frag = frag::measure(&defaults());
+        }
+        self.keep(&results)?;
         Ok(results)
     }
 
     /// Whether all asks are met.
     fn run(&self) -> Result<bool> {
         let results = self.measure()?;
+        self.keep(&results)?;
         results.machine.lines().iter().for_each(|line| println!("{line}"));
         let verdicts = asks::judge(&results, |plan| self.wants(plan));
         print!("\n{}", asks::text(&verdicts));
@@ -267,7 +300,7 @@ fn quick(common: &Common) -> Result<bool> {
     }
     println!("\n{table}");
     if let Some(file) = &common.json {
-        Results { machine, comparisons }.write(file)?;
+        Results::new(machine, comparisons).write(file)?;
     }
     Ok(complete)
 }
@@ -286,7 +319,7 @@ fn run(command: Verb) -> Result<bool> {
         Verb::Quick { common } => return quick(&common),
         Verb::Asks(asks) => return asks.run(),
         Verb::Report { asks, from, out } => {
-            let results = from.map_or_else(|| asks.measure(), |file| Results::read(&file))?;
+            let results = from.map_or_else(|| asks.measure_all(), |file| Results::read(&file))?;
             report::write(&results, &out)?;
         }
     }

@@ -1,6 +1,6 @@
 //! What every word of the benched memory holds: a function of its index, the round and the seed.
 //!
-//! Word `i` holds `key + (i & mask) * ODD`: one addition a word to write or to check, so that what is
+//! Word `i` holds `key + (i & mask) * step`: one addition a word to write or to check, so that what is
 //! measured is memory. All eight bytes of neighbouring words differ and no four bytes repeat within a
 //! page, so that LZ4 finds nothing; a mask that clears low bits repeats words and makes it
 //! compressible. A page found in the wrong place, or as it was a round before, differs in every word.
@@ -19,6 +19,7 @@ const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Pattern {
     key: u64,
     mask: u64,
+    step: u64,
 }
 
 /// A well mixed function of `x`.
@@ -33,13 +34,18 @@ impl Pattern {
     /// incompressible, 4 shrinks to about a quarter under LZ4).
     pub fn new(seed: u64, round: u64, repeat: u64) -> Pattern {
         assert!(repeat.is_power_of_two(), "repeats are powers of two");
-        Pattern { key: mix(seed.wrapping_add(round.wrapping_mul(ODD)) ^ ODD), mask: !(repeat - 1) }
+        Pattern { key: mix(seed.wrapping_add(round.wrapping_mul(ODD)) ^ ODD), mask: !(repeat - 1), step: ODD }
+    }
+
+    /// The same with words that count up by one, as those of vm-scalability's usemem do.
+    pub fn counting(self) -> Pattern {
+        Pattern { step: 1, ..self }
     }
 
     /// What word `index` holds.
     #[inline(always)]
     pub fn word(self, index: u64) -> u64 {
-        self.key.wrapping_add((index & self.mask).wrapping_mul(ODD))
+        self.key.wrapping_add((index & self.mask).wrapping_mul(self.step))
     }
 
     /// Writes every word ascending; `first` is the index of `words[0]`, and `words` whole pages.
@@ -102,6 +108,10 @@ mod tests {
         one.verify(&words, 512).unwrap();
         assert!(one.verify(&words, 1024).is_err() && two.verify(&words, 512).is_err());
         two.write(&mut words, 512, Some(one)).unwrap();
+        let counting = one.counting();
+        counting.write(&mut words, 512, Some(two)).unwrap();
+        assert!(words.windows(2).all(|pair| pair[1] == pair[0].wrapping_add(1)));
+        two.write(&mut words, 512, Some(counting)).unwrap();
         assert!(two.write(&mut words, 512, Some(one)).is_err(), "the check on the way sees a stale round");
         words[700] ^= 1 << 40;
         let error = two.verify(&words, 512).unwrap_err().to_string();

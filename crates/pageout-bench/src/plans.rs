@@ -66,6 +66,7 @@ pub fn all(memory: Bytes) -> Vec<Plan> {
         plan("swapin-rand", format!("rand --size {two} --seconds 5"), swapins),
         plan("swapin-seq", format!("seq --size {four} --threads 2 --rounds 4 --huge"), swapins),
         fitting("fits", format!("python --size {}M", memory.scaled(0.5).0 >> 20)),
+        fitting("overhead", format!("overhead --size {} --text {}", times(0.5), times(0.0625))),
         fitting("start", "program /bin/true".into()),
     ]
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 
 use crate::compare::{compare, Comparison};
+use crate::counters::Figures;
 use crate::engine::{Engine, Setting};
 use crate::table::{self, Column};
 use crate::units::Bytes;
@@ -59,12 +60,14 @@ pub fn run(setting: &Setting) -> Result<Quick> {
         .iter()
         .map(|name| name.parse().expect("the crate's own engines are right"))
         .collect();
-    for engine in &engines {
-        if let Some(lack) = engine.lack(setting) {
+    let first = WorkLine::own(WORKS[0].0);
+    engines.retain(|engine| {
+        let lack = engine.lack(&first, setting);
+        if let Some(lack) = &lack {
             eprintln!("pageout-bench: left out {engine}: {lack}");
         }
-    }
-    engines.retain(|engine| engine.lack(setting).is_none());
+        lack.is_none()
+    });
     ensure!(!engines.is_empty(), "no engine can run here; see above");
     let begun = Instant::now();
     let mut all: Vec<Option<Comparison>> = WORKS.iter().map(|_| None).collect();
@@ -96,26 +99,24 @@ pub fn run(setting: &Setting) -> Result<Quick> {
 
 /// One table of the main metrics of all comparisons. What every workload has is taken from the first.
 fn main_table(all: &[Comparison]) -> String {
-    let Some(first) = all.first() else { return String::new() };
-    let merged: Vec<(String, Vec<_>)> = first
-        .runs
-        .iter()
-        .map(|runs| {
-            let rounds = (0..runs.rounds.len()).map(|round| {
-                let of_all = all.iter().rev().filter_map(|comparison| {
-                    let runs = comparison.runs.iter().find(|other| other.engine == runs.engine)?;
-                    Some(runs.rounds.get(round)?.metrics.clone())
-                });
-                let mut figures: crate::counters::Figures = of_all.flatten().collect();
-                figures.retain(|name, _| MAIN.contains(&name.as_str()));
-                figures
-            });
-            (runs.engine.clone(), rounds.collect())
-        })
-        .collect();
+    // An engine may be missing from some, where the kernel killed the work again and again.
+    let mut merged: Vec<(&str, Vec<Figures>)> = Vec::new();
+    for runs in all.iter().flat_map(|comparison| &comparison.runs) {
+        let at = merged.iter().position(|(name, _)| *name == runs.engine).unwrap_or_else(|| {
+            merged.push((&runs.engine, Vec::new()));
+            merged.len() - 1
+        });
+        let rounds = &mut merged[at].1;
+        rounds.resize(rounds.len().max(runs.rounds.len()), Figures::new());
+        for (figures, record) in rounds.iter_mut().zip(&runs.rounds) {
+            for (name, value) in record.metrics.iter().filter(|(name, _)| MAIN.contains(&name.as_str())) {
+                figures.entry(name.clone()).or_insert(*value);
+            }
+        }
+    }
     let columns: Vec<Column<'_>> = merged
         .iter()
-        .map(|(name, rounds)| Column { name: name.clone(), rounds: rounds.iter().collect() })
+        .map(|(name, rounds)| Column { name: (*name).into(), rounds: rounds.iter().collect() })
         .collect();
     table::table(&columns)
 }

@@ -86,7 +86,7 @@ fn look(pid: i32, limit: Duration, mm_stat: Option<&Path>, stop: &AtomicBool) ->
     seen
 }
 
-/// `pid` and the processes below it.
+/// `pid` and the processes below it; of those that share one memory, as a helper of an engine's may, the first.
 fn descendants(pid: i32) -> Vec<i32> {
     let mut tree = vec![pid];
     let mut next = 0;
@@ -99,7 +99,13 @@ fn descendants(pid: i32) -> Vec<i32> {
         }
         next += 1;
     }
-    tree
+    let mut counted: Vec<i32> = Vec::with_capacity(tree.len());
+    for pid in tree {
+        if !counted.iter().any(|other| sys::share_memory(*other, pid)) {
+            counted.push(pid);
+        }
+    }
+    counted
 }
 
 /// Resident bytes.

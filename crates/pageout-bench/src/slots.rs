@@ -4,6 +4,7 @@
 //! Both ways run in short slices in turn; each figure is that of the best slices, so that other work
 //! on the machine does not decide.
 
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 use clap::Args;
 use pageout::slot::*;
+use serde::{Deserialize, Serialize};
 
 /// Slots that a thread holds at a time: two clusters' worth, or two runs.
 const HELD_SLOTS: usize = 2 * CLUSTER_SLOTS;
@@ -23,47 +25,66 @@ const TRUNKS_EACH: u64 = 8;
 pub struct SlotsArgs {
     /// Numbers of threads
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16")]
-    threads: Vec<usize>,
+    pub threads: Vec<usize>,
     /// Orders of the runs
     #[arg(long, value_delimiter = ',', default_value = "0,4,9")]
-    orders: Vec<u8>,
+    pub orders: Vec<u8>,
     /// How long each figure may take, in seconds
     #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
+    pub seconds: f64,
 }
 
 /// Prints the table.
 pub fn run(args: &SlotsArgs) -> Result<()> {
-    ensure!(args.orders.iter().all(|&order| order <= CLUSTER_ORDER), "--orders: at most {CLUSTER_ORDER}");
-    ensure!(args.threads.iter().all(|n| (1..=256).contains(n)), "--threads: 1 to 256");
-    println!(
-        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}",
-        "threads", "order", "device", "shared", "own", "ratio", "locks/slot", "waits/1M"
-    );
-    println!(
-        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}",
-        "", "", "", "Mslot/s", "Mslot/s", "%", "", "allocs"
-    );
-    for &threads in &args.threads {
-        for &order in &args.orders {
-            for aged in [false, true] {
-                let row = measure(threads, order, aged, Duration::from_secs_f64(args.seconds));
-                let device = if aged { "aged" } else { "fresh" };
-                println!(
-                    "{threads:>7} {order:>5} {device:>6} {:>10.1} {:>10.1} {:>7.1} {:>12.4} {:>9.1}",
-                    row.shared / 1e6,
-                    row.own / 1e6,
-                    100.0 * row.shared / row.own,
-                    row.locks_per_slot,
-                    row.waits_per_million,
-                );
-            }
-        }
-    }
+    print!("{}", text(&measure_all(args)?));
     Ok(())
 }
 
-struct Row {
+/// All that is asked for.
+pub fn measure_all(args: &SlotsArgs) -> Result<Vec<Row>> {
+    ensure!(args.orders.iter().all(|&order| order <= CLUSTER_ORDER), "--orders: at most {CLUSTER_ORDER}");
+    ensure!(args.threads.iter().all(|n| (1..=256).contains(n)), "--threads: 1 to 256");
+    let mut rows = Vec::new();
+    for &threads in &args.threads {
+        for &order in &args.orders {
+            for aged in [false, true] {
+                rows.push(measure(threads, order, aged, Duration::from_secs_f64(args.seconds)));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// The table.
+pub fn text(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}\n",
+        "threads", "order", "device", "shared", "own", "ratio", "locks/slot", "waits/1M"
+    );
+    let _ = writeln!(text, "{:>31} {:>10} {:>7} {:>22}", "Mslot/s", "Mslot/s", "%", "allocs");
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "{:>7} {:>5} {:>6} {:>10.1} {:>10.1} {:>7.1} {:>12.4} {:>9.1}",
+            row.threads,
+            row.order,
+            if row.aged { "aged" } else { "fresh" },
+            row.shared / 1e6,
+            row.own / 1e6,
+            100.0 * row.shared / row.own,
+            row.locks_per_slot,
+            row.waits_per_million,
+        );
+    }
+    text
+}
+
+/// So many threads with runs of one order on one device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    threads: usize,
+    order: u8,
+    aged: bool,
     /// Slots a second, allocated and freed, by all threads together.
     shared: f64,
     own: f64,
@@ -89,6 +110,9 @@ fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
         own.push(work(&each, threads, order, slice).1);
     }
     Row {
+        threads,
+        order,
+        aged,
         shared: best(shared),
         own: best(own),
         locks_per_slot: locks as f64 / slots as f64,

@@ -137,6 +137,13 @@ pub fn wait(pid: i32) -> io::Result<Ended> {
     Ok(Ended { code, user: time(usage.ru_utime), system: time(usage.ru_stime) })
 }
 
+/// Whether the processes `a` and `b` have one and the same memory; false when the kernel will not say.
+pub fn share_memory(a: i32, b: i32) -> bool {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: a plain system call on numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) == 0 }
+}
+
 /// Clock ticks a second, the unit of CPU times in /proc.
 pub fn clock_ticks() -> f64 {
     // SAFETY: a plain query by number.

@@ -8,6 +8,8 @@ use std::time::Duration;
 pub const PAGE: usize = 4096;
 /// Bytes in a huge page, and in the pieces that raw speeds are measured in.
 pub const HUGE: usize = 2 << 20;
+/// Bytes in a KB of throughputs, as vm-scalability has it.
+pub const KB: f64 = 1024.0;
 /// Bytes in a GiB, for figures per GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
 

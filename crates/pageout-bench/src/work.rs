@@ -5,6 +5,7 @@
 
 mod fault;
 mod hotscan;
+mod overhead;
 mod program;
 mod python;
 mod rand;
@@ -64,6 +65,8 @@ pub enum Work {
     Python(python::Python),
     /// redis-server filled and read with Zipf keys by a client outside the engine
     Redis(redis::Redis),
+    /// Real programs that fit in the memory: python, sort, gzip
+    Overhead(overhead::Overhead),
     /// Any command line, timed
     Program(program::Program),
 }
@@ -136,6 +139,7 @@ impl Work {
             Work::Hotscan(_) => "hotscan",
             Work::Python(_) => "python",
             Work::Redis(_) => "redis",
+            Work::Overhead(_) => "overhead",
             Work::Program(_) => "program",
         }
     }
@@ -151,6 +155,7 @@ impl Work {
             Work::Hotscan(w) => Some(Bytes(w.hot.0 + w.cold.0)),
             Work::Python(w) => Some(w.size),
             Work::Redis(w) => Some(Bytes(w.data.0 * 3 / 2)),
+            Work::Overhead(w) => Some(Bytes(w.python.size.0 + 4 * w.text.0)),
             Work::Program(_) => None,
         }
     }
@@ -166,6 +171,7 @@ impl Work {
             Work::Hotscan(w) => w.run(),
             Work::Python(w) => w.run(),
             Work::Redis(w) => w.run(),
+            Work::Overhead(w) => w.run(),
             Work::Program(w) => w.run(),
         }
     }
@@ -192,6 +198,9 @@ pub struct Set {
     /// Repeat each word N times, a power of two: 1 is incompressible, 4 shrinks to about a quarter
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = power_of_two)]
     pub repeat: u64,
+    /// Words that count up, as usemem's do; they shrink to about half
+    #[arg(long)]
+    pub counting: bool,
 }
 
 fn power_of_two(text: &str) -> Result<u64, String> {
@@ -214,6 +223,11 @@ impl Set {
 
     /// The contents of `round`.
     pub fn pattern(&self, round: u64) -> Pattern {
-        Pattern::new(self.seed, round, self.repeat)
+        let pattern = Pattern::new(self.seed, round, self.repeat);
+        if self.counting {
+            pattern.counting()
+        } else {
+            pattern
+        }
     }
 }

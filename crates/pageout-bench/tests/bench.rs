@@ -57,13 +57,14 @@ fn is_root() -> bool {
 
 #[test]
 fn workloads_verify_and_print_one_line() {
-    let works: [(&[&str], &str); 5] = [
+    let works: [(&[&str], &str); 6] = [
         (&["seq", "--size", "8M", "--threads", "2", "--rounds", "2"], "swap-w-seq.throughput"),
         (
             &["seq", "--size", "8M", "--processes", "2", "--rounds", "2", "--repeat", "4"],
             "swap-w-seq.read_back",
         ),
-        (&["readback", "--size", "8M"], "readback.throughput"),
+        (&["readback", "--size", "8M", "--counting"], "readback.throughput"),
+        (&["overhead", "--size", "8M", "--text", "1M"], "overhead.seconds"),
         (
             &["rand", "--size", "8M", "--threads", "2", "--seconds", "100ms", "--spread", "zipf"],
             "swap-w-rand.p99_us",
@@ -155,6 +156,118 @@ fn says_what_is_wrong() {
     assert!(text(&slow.stderr).contains("--time-limit"), "{}", text(&slow.stderr));
 }
 
+/// Programs of UMap's and vmcache's that print what the real ones do.
+fn peers(dir: &Dir) -> PathBuf {
+    let built = dir.0.join("built");
+    fs::create_dir(&built).unwrap();
+    for (name, script) in [
+        ("pfbenchmark-write", "echo umap,seq,write,1,2,99"),
+        (
+            "pfbenchmark-readmodifywrite",
+            "[ $1 = --noinit ] && [ $UMAP_BUFSIZE = 262144 ] && echo umap,shuffle,rmw,1,2,20000",
+        ),
+        (
+            "vmcache",
+            "[ $PHYSGB = 1 ] && [ -f $BLOCK ] && printf 'ts,tx\\n0,100,2,1,vmcache\\n1,300,4,0,vmcache\\n'",
+        ),
+    ] {
+        fs::write(built.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(built.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    built
+}
+
+#[test]
+fn peers_run_their_own_benchmarks() {
+    let dir = Dir::new("peers");
+    let built = peers(&dir).display().to_string();
+    let engines = format!("umap:{built},vmcache:{built}");
+    let compare = |work: &[&str]| {
+        bench(&[&["compare", "--engines", &engines, "--rounds", "1", "--memory", "1G"], work].concat())
+    };
+    let both = compare(&["rand", "--size", "2G", "--seconds", "1"]);
+    let table = text(&both.stdout);
+    assert!(both.status.success(), "{}", text(&both.stderr));
+    assert!(table.contains("50000                           -        umap.pages_per_s"), "{table}");
+    assert!(table.contains("vmcache.lookups_per_s") && table.contains("200.0"), "{table}");
+    let one = text(&compare(&["seq", "--size", "2G"]).stderr);
+    assert!(one.contains("left out vmcache") && one.contains("nothing like this workload"), "{one}");
+    let none = compare(&["rand", "--size", "1G"]);
+    assert!(text(&none.stderr).contains("measure nothing") && !none.status.success());
+}
+
+#[test]
+fn without_root_the_rest_runs() {
+    use std::os::unix::process::CommandExt;
+    let dir = Dir::new("nobody");
+    let own = dir.0.join("pageout-bench");
+    fs::copy(BENCH, &own).unwrap();
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = Command::new(&own);
+    command.args([
+        "compare",
+        "--engines",
+        "kernel-zram,pageout,none",
+        "--rounds",
+        "1",
+        "--memory",
+        "16M",
+        "--fits",
+    ]);
+    command.arg("--pageout").arg(dir.stand_in(1)).args(["seq", "--size", "4M", "--rounds", "1"]);
+    if is_root() {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.env("TMPDIR", &dir.0).current_dir(&dir.0).stdin(Stdio::null()).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("left out kernel-zram: only root"), "{said}");
+    assert!(text(&output.stdout).contains("swap-w-seq.throughput"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn pageout_that_may_not_run_is_left_out() {
+    let dir = Dir::new("refused");
+    let path = dir.stand_in(1);
+    fs::write(&path, "#!/bin/sh\necho 'pageout: userfaultfd: permission denied' >&2; exit 125\n").unwrap();
+    let output = bench(&[
+        "program",
+        "--engines",
+        "none,pageout",
+        "--rounds",
+        "1",
+        "--pageout",
+        path.to_str().unwrap(),
+        "true",
+    ]);
+    let said = text(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("left out pageout: pageout: userfaultfd: permission"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_page_has_what_is_not_compared() {
+    let dir = Dir::new("page");
+    let page = dir.0.join("results.md");
+    let output = bench(&[
+        "report",
+        "--only",
+        "frag",
+        "--dir",
+        dir.0.to_str().unwrap(),
+        "--out",
+        page.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let written = fs::read_to_string(&page).unwrap();
+    assert!(
+        written.contains("Made by `pageout-bench report --only frag") && written.contains("plots/frag.svg"),
+        "{written}"
+    );
+    assert!(dir.0.join("plots/frag.svg").exists());
+}
+
 #[test]
 fn asks_answer_no_without_figures() {
     let dir = Dir::new("asks");
@@ -205,6 +318,43 @@ fn left_behind(pid: u32, mark: &str, dir: &Path) -> Vec<String> {
     let cgroups = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
     left.extend(text(&cgroups.stdout).lines().map(String::from));
     left
+}
+
+/// Runs a program that swaps and then kills itself, and looks for what is left.
+fn crashed(engine: &str) {
+    let mark = format!("{engine}-crash.{}", std::process::id());
+    let dir = Dir::new(&mark);
+    let pageout = dir.stand_in(1);
+    let crash = format!("{BENCH} work seq --size 64M --rounds 1; kill -SEGV $$");
+    let child = Command::new(BENCH)
+        .env(MARK, &mark)
+        .args(["program", "--engines", engine, "--rounds", "1", "--memory", "32M", "--swap-size", "128M"])
+        .arg("--pageout")
+        .arg(&pageout)
+        .arg("--dir")
+        .arg(&dir.0)
+        .args(["sh", "-c", &crash])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert!(text(&output.stderr).contains("ended with status 139"), "{engine}: {}", text(&output.stderr));
+    assert_eq!(left_behind(pid, &mark, &dir.0), Vec::<String>::new(), "{engine}");
+}
+
+#[test]
+fn nothing_is_left_after_a_crash_of_the_program() {
+    crashed("pageout");
+    crashed("pageout-file");
+    if is_root() {
+        crashed("kernel-file");
+        crashed("kernel-ram");
+        if Path::new("/sys/class/zram-control").exists() {
+            crashed("kernel-zram");
+        }
+    }
 }
 
 /// Starts a long run, kills the bench by `signal` in the middle, and waits for all to be gone.

@@ -14,7 +14,7 @@ use super::Report;
 use crate::dist::Rng;
 use crate::mem::{Map, Pages};
 use crate::pattern::{Pattern, WORDS};
-use crate::units::{parse_time, Bytes};
+use crate::units::{parse_time, Bytes, KB};
 
 /// Options of `hotscan`.
 #[derive(Clone, Debug, Args)]
@@ -64,7 +64,7 @@ impl Hotscan {
         report.set("hotscan.alone_per_s", alone);
         report.set("hotscan.with_scan_per_s", with_scan);
         report.set("hotscan.drop_%", 100.0 * (1.0 - with_scan / alone));
-        report.set("hotscan.scan_throughput", self.cold.0 as f64 / 1e3 / scan_time.as_secs_f64());
+        report.set("hotscan.scan_throughput", self.cold.0 as f64 / KB / scan_time.as_secs_f64());
         Ok(report)
     }
 

@@ -17,7 +17,7 @@ use crate::dist::{Rng, Sampler, Spread};
 use crate::latency::Latencies;
 use crate::mem::Map;
 use crate::pattern::{expect, mix, Pattern, WORDS};
-use crate::units::{parse_time, PAGE};
+use crate::units::{parse_time, KB, PAGE};
 
 /// An access that takes longer was not served from resident memory: a first-level fault of any engine
 /// takes more, a cache and TLB miss less.
@@ -36,7 +36,7 @@ pub struct Rand {
     spread: Spread,
     /// How long to access
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = parse_time)]
-    seconds: Duration,
+    pub seconds: Duration,
 }
 
 /// The pages of one thread: every `step`-th from `first`, and which version each was written last.
@@ -150,7 +150,7 @@ impl Rand {
             miss_rate += *missed as f64 / time.as_secs_f64();
         }
         report.set("swap-w-rand.accesses_per_s", rate);
-        report.set("swap-w-rand.throughput", rate * PAGE as f64 / 1e3);
+        report.set("swap-w-rand.throughput", rate * PAGE as f64 / KB);
         report.set("swap-w-rand.misses_per_s", miss_rate);
         report.set("swap-w-rand.hit_%", 100.0 * (1.0 - misses as f64 / all.count().max(1) as f64));
         all.tell("swap-w-rand", &mut report.metrics);

@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::{own_path, Report, Set};
 use crate::pattern::{Pattern, WORDS};
-use crate::units::{Bytes, HUGE};
+use crate::units::{Bytes, HUGE, KB};
 
 /// Options of `seq`.
 #[derive(Clone, Debug, Args)]
@@ -46,12 +46,12 @@ struct Rounds {
 impl Rounds {
     /// KB/s of each round, the unit of vm-scalability.
     fn throughputs(&self) -> Vec<f64> {
-        self.times.iter().map(|time| self.bytes / 1e3 / time.as_secs_f64()).collect()
+        self.times.iter().map(|time| self.bytes / KB / time.as_secs_f64()).collect()
     }
 
     /// KB/s over all rounds.
     fn throughput(&self) -> f64 {
-        self.bytes * self.times.len() as f64 / 1e3 / self.whole.as_secs_f64()
+        self.bytes * self.times.len() as f64 / KB / self.whole.as_secs_f64()
     }
 }
 
@@ -123,6 +123,7 @@ impl Seq {
                 command.args(["--rounds", &self.rounds.to_string()]);
                 command.args(["--seed", &(self.set.seed + task).to_string()]);
                 command.args(["--repeat", &self.set.repeat.to_string()]);
+                command.args(self.set.counting.then_some("--counting"));
                 command.args(self.set.huge.then_some("--huge"));
                 command.args(self.set.small.then_some("--small"));
                 command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting a task")
