@@ -13,13 +13,14 @@ use serde_json::Value;
 use crate::sys;
 
 /// Counters of `/proc/vmstat` that are told.
-const VMSTAT: [&str; 11] = [
+const VMSTAT: [&str; 12] = [
     "pswpin",
     "pswpout",
     "swpin_zero",
     "swpout_zero",
     "thp_swpout",
     "thp_swpout_fallback",
+    "thp_collapse_alloc",
     "swap_ra",
     "swap_ra_hit",
     "pgmajfault",
