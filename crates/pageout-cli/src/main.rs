@@ -5,6 +5,7 @@
 //! all that a run shows of itself; the verbs print parts of it.
 
 mod agent;
+mod bequests;
 mod config;
 mod device;
 mod directory;

@@ -10,15 +10,15 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 use pageout::stats::STATS_BYTES;
-use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
+use crate::bequests::{Bequest, Bequests, Trunk};
 use crate::device::{Device, PAGE};
 use crate::directory;
 use crate::mounts::Mounts;
@@ -33,8 +33,6 @@ mod switch;
 
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a fork's child may take to ask for what it inherits.
-const HEIR: Duration = Duration::from_secs(60);
 /// `Bye`: the program executed another one, or the keeper steps aside and nothing is out. Nothing is missed then.
 const BYE_EXEC: u64 = 1;
 const BYE_STOP: u64 = 2;
@@ -51,12 +49,7 @@ pub struct Server {
     /// Processes whose keeper stepped aside on purpose: number and start.
     aside: Vec<(i32, u64)>,
     mounts: Mounts,
-    /// Bequests whose heir has not come yet.
-    waiting: Vec<(u64, Instant, Rc<Bequest>)>,
-    /// All whose heirs have not all gone.
-    bequests: Vec<Weak<Bequest>>,
-    /// Trunks that nobody has, but which heirs read from.
-    orphans: Vec<(usize, u64)>,
+    bequests: Bequests,
     settings: Settings,
     seats: Seats,
     report: Report,
@@ -96,23 +89,6 @@ struct Connection {
     switching: Option<u64>,
 }
 
-/// What a process had out when it forked; gone with the last who inherited, by whatever generations.
-#[derive(Debug)]
-struct Bequest {
-    file: std::fs::File,
-    first_page: Mapping,
-    /// The trunks that it reads from.
-    trunks: Vec<(usize, u64)>,
-    /// What the parent had inherited itself.
-    _before: Vec<Rc<Bequest>>,
-}
-
-impl Drop for Bequest {
-    fn drop(&mut self) {
-        self.first_page.bequest().released.store(1, Relaxed);
-    }
-}
-
 /// A process that is served.
 #[derive(Debug)]
 struct Client {
@@ -124,7 +100,7 @@ struct Client {
     /// Its place among those that share the limit.
     seat: Option<usize>,
     /// (device number, trunk).
-    lent: Vec<(usize, u64)>,
+    lent: Vec<Trunk>,
     /// What it reads from.
     inherited: Vec<Rc<Bequest>>,
     /// Devices that it was given and that are not gone from it, by their numbers; and those of them that it was told
@@ -168,9 +144,7 @@ impl Server {
             leaving: Vec::new(),
             aside: Vec::new(),
             mounts: Mounts::new(devices),
-            waiting: Vec::new(),
-            bequests: Vec::new(),
-            orphans: Vec::new(),
+            bequests: Bequests::default(),
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
@@ -410,26 +384,16 @@ impl Server {
             }
             (Some(Kind::Bequest), Some(client)) => {
                 let file = fds.into_iter().next().ok_or_else(|| anyhow!("sent no bequest"))?;
-                let file = std::fs::File::from(file);
-                sys::ensure_length(&file, AREAS_AT as u64).context("a bequest")?;
-                let bequest = Rc::new(Bequest {
-                    first_page: Mapping::of(&file, AREAS_AT)?,
-                    file,
-                    trunks: client.lent.clone(),
-                    _before: client.inherited.clone(),
-                });
-                self.bequests.push(Rc::downgrade(&bequest));
-                self.waiting.push((message.a, Instant::now() + HEIR, bequest));
+                self.bequests.keep(message.a, file, &client.lent, &client.inherited)?;
             }
             (Some(Kind::Cancel), Some(_)) => {
-                self.waiting.retain(|(token, ..)| *token != message.a);
-                self.settle_orphans();
+                self.bequests.cancel(message.a);
+                self.take_back([]);
             }
             (Some(Kind::Inherit), Some(client)) => {
-                let heir = self.waiting.iter().position(|(token, ..)| *token == message.a);
-                let bequest = heir.map(|index| self.waiting.swap_remove(index).2);
+                let bequest = self.bequests.inherit(message.a);
                 let answer = Message::new(Kind::Bequest, bequest.as_ref().map_or(NONE, |_| message.a), 0, 0);
-                let files: Vec<_> = bequest.iter().map(|bequest| bequest.file.as_fd()).collect();
+                let files: Vec<_> = bequest.iter().map(|bequest| bequest.file().as_fd()).collect();
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 client.inherited.extend(bequest);
             }
@@ -534,30 +498,14 @@ impl Server {
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
-        self.settle_orphans();
         self.seats.leave(client.seat);
         self.report.keep(Counters::of(client.stats.stats(), client.pid));
         say::debug(format_args!("{} ({}): over", client.pid, client.name));
     }
 
-    /// Takes trunks back that nobody has any more, but from which heirs may read on.
-    fn take_back(&mut self, lent: impl IntoIterator<Item = (usize, u64)>) {
-        for (index, trunk) in lent {
-            if self.bequests.iter().filter_map(Weak::upgrade).any(|b| b.trunks.contains(&(index, trunk))) {
-                self.orphans.push((index, trunk));
-                continue;
-            }
-            self.mounts.take_back([(index, trunk)]);
-        }
-    }
-
-    /// Lets go of bequests whose heirs do not come, and of what only those who have gone read from.
-    fn settle_orphans(&mut self) {
-        let now = Instant::now();
-        self.waiting.retain(|(_, until, _)| *until > now);
-        self.bequests.retain(|bequest| bequest.strong_count() > 0);
-        let orphans = std::mem::take(&mut self.orphans);
-        self.take_back(orphans);
+    /// Takes trunks back that a process has no more, as far as no heir reads from them.
+    fn take_back(&mut self, lent: impl IntoIterator<Item = Trunk>) {
+        self.mounts.take_back(self.bequests.release(lent));
     }
 
     /// Keeps the counters of those that are still served: the run is over for us.

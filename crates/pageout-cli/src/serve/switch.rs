@@ -190,15 +190,11 @@ impl Server {
                 }
             }
             // A fork's child that has not come yet may inherit something there.
-            if self.clients().any(|client| client.has & bit != 0) || !self.waiting.is_empty() {
+            if self.clients().any(|client| client.has & bit != 0) || self.bequests.is_awaited() {
                 continue;
             }
             // Trunks of the dead from which children read, who have nothing there any more either.
-            let (orphans, kept) =
-                std::mem::take(&mut self.orphans).into_iter().partition(|(of, _)| *of == number);
-            self.orphans = kept;
-            let orphans: Vec<(usize, u64)> = orphans;
-            self.mounts.take_back(orphans);
+            self.mounts.take_back(self.bequests.give_up(number));
             drop(self.mounts.remove(number));
             for index in 0..self.connections.len() {
                 if self.connections[index].switching == Some(serial) {

@@ -1,0 +1,164 @@
+//! What processes had out when they forked, kept for their children. See `pageout::swap::heir`.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use pageout::swap::heir::AREAS_AT;
+
+use crate::sys::{self, Mapping};
+
+/// How long a fork's child may take to ask for what it inherits.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A trunk: device number, and its own on the device.
+pub type Trunk = (usize, u64);
+
+/// What a process had out when it forked; gone with the last who inherited, by whatever generations.
+#[derive(Debug)]
+pub struct Bequest {
+    file: File,
+    first_page: Mapping,
+    /// The trunks that it reads from.
+    trunks: Vec<Trunk>,
+    /// What the parent had inherited itself.
+    _before: Vec<Rc<Bequest>>,
+}
+
+impl Bequest {
+    /// What the child maps.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for Bequest {
+    fn drop(&mut self) {
+        self.first_page.bequest().released.store(1, Relaxed);
+    }
+}
+
+/// All bequests of a run.
+#[derive(Debug, Default)]
+pub struct Bequests {
+    /// Those whose heir has not come yet: its number, and how long it may take.
+    waiting: Vec<(u64, Instant, Rc<Bequest>)>,
+    /// All whose heirs have not all gone.
+    alive: Vec<Weak<Bequest>>,
+    /// Trunks that nobody has, but which heirs read from.
+    orphans: Vec<Trunk>,
+}
+
+impl Bequests {
+    /// Keeps one for a child that is about to be: `file`, of a process that has `trunks` and `inherited`.
+    pub fn keep(
+        &mut self,
+        number: u64,
+        file: OwnedFd,
+        trunks: &[Trunk],
+        inherited: &[Rc<Bequest>],
+    ) -> Result<()> {
+        let file = File::from(file);
+        sys::ensure_length(&file, AREAS_AT as u64).context("a bequest")?;
+        let bequest = Rc::new(Bequest {
+            first_page: Mapping::of(&file, AREAS_AT)?,
+            file,
+            trunks: trunks.to_vec(),
+            _before: inherited.to_vec(),
+        });
+        self.alive.push(Rc::downgrade(&bequest));
+        self.waiting.push((number, Instant::now() + PATIENCE, bequest));
+        Ok(())
+    }
+
+    /// There is no child after all.
+    pub fn cancel(&mut self, number: u64) {
+        self.waiting.retain(|(waiting, ..)| *waiting != number);
+    }
+
+    /// The child has come.
+    pub fn inherit(&mut self, number: u64) -> Option<Rc<Bequest>> {
+        let heir = self.waiting.iter().position(|(waiting, ..)| *waiting == number)?;
+        Some(self.waiting.swap_remove(heir).2)
+    }
+
+    /// Does a child still have to come?
+    pub fn is_awaited(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Of trunks that their process has no more, those that are free. The others are once nobody reads from them.
+    pub fn release(&mut self, trunks: impl IntoIterator<Item = Trunk>) -> Vec<Trunk> {
+        let now = Instant::now();
+        self.waiting.retain(|(_, until, _)| *until > now);
+        self.alive.retain(|bequest| bequest.strong_count() > 0);
+        let alive: Vec<Rc<Bequest>> = self.alive.iter().filter_map(Weak::upgrade).collect();
+        let all = std::mem::take(&mut self.orphans).into_iter().chain(trunks);
+        let (read, free) = all.partition(|trunk| alive.iter().any(|bequest| bequest.trunks.contains(trunk)));
+        self.orphans = read;
+        free
+    }
+
+    /// The orphans of a device that goes: nobody reads from it any more.
+    pub fn give_up(&mut self, device: usize) -> Vec<Trunk> {
+        let all = std::mem::take(&mut self.orphans);
+        let (gone, kept) = all.into_iter().partition(|(of, _)| *of == device);
+        self.orphans = kept;
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pageout::swap::heir::Bequest as Page;
+
+    fn file() -> (OwnedFd, Mapping) {
+        let file = sys::memfd(c"test", AREAS_AT as u64, true).unwrap();
+        let mapping = Mapping::of(&file, size_of::<Page>()).unwrap();
+        (file.into(), mapping)
+    }
+
+    fn released(mapping: &Mapping) -> bool {
+        mapping.bequest().released.load(Relaxed) != 0
+    }
+
+    #[test]
+    fn trunks_are_kept_until_the_last_heir_has_gone() {
+        let mut bequests = Bequests::default();
+        let ((first, first_page), (second, second_page)) = (file(), file());
+        bequests.keep(1, first, &[(0, 3), (1, 4)], &[]).unwrap();
+        assert!(bequests.is_awaited());
+        let child = bequests.inherit(1).unwrap();
+        assert!(bequests.inherit(1).is_none() && !bequests.is_awaited());
+        // The child forks too, and its child outlives it; the parent has gone before.
+        assert_eq!(bequests.release([(0, 3), (1, 4), (0, 9)]), [(0, 9)]);
+        bequests.keep(2, second, &[(0, 5)], std::slice::from_ref(&child)).unwrap();
+        let grandchild = bequests.inherit(2).unwrap();
+        drop(child);
+        assert_eq!(bequests.release([(0, 5)]), []);
+        assert!(!released(&first_page) && !released(&second_page));
+        drop(grandchild);
+        assert!(released(&first_page) && released(&second_page));
+        assert_eq!(bequests.release([]), [(0, 3), (1, 4), (0, 5)]);
+    }
+
+    #[test]
+    fn a_fork_that_failed_leaves_nothing() {
+        let mut bequests = Bequests::default();
+        let (file, page) = file();
+        bequests.keep(7, file, &[(0, 1)], &[]).unwrap();
+        bequests.cancel(7);
+        assert!(released(&page) && bequests.inherit(7).is_none());
+        assert_eq!(bequests.release([(0, 1)]), [(0, 1)]);
+    }
+
+    #[test]
+    fn a_file_that_could_be_cut_is_refused() {
+        let file = sys::memfd(c"test", AREAS_AT as u64, false).unwrap();
+        assert!(Bequests::default().keep(1, file.into(), &[], &[]).is_err());
+    }
+}
