@@ -8,7 +8,8 @@ pub(super) const PYTHON: &str = "/usr/bin/python3";
 pub(super) fn programs(size: Size) -> Vec<Program> {
     let python_mib = size.pick(180, 1760);
     let numpy_mib = size.pick(80, 768);
-    let perl_mib = size.pick(180, 1024);
+    // Every access of its is to another page, and takes a fault in a quarter of the memory.
+    let perl_mib = size.pick(64, 1024);
     let node_mib = size.pick(150, 1024);
     let java_mib = size.pick(180, 1024);
     vec![

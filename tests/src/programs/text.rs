@@ -8,8 +8,8 @@ use std::path::Path;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
     let sort_bytes = size.pick(96, 1024) * MIB;
-    let xz_bytes = size.pick(6, 64) * MIB;
-    let xz_block = size.pick(3, 32);
+    let xz_bytes = size.pick(2, 64) * MIB;
+    let xz_block = size.pick(1, 32);
     let records = size.pick(900_000, 6_000_000);
     vec![
         sort("sort", sort_bytes),
