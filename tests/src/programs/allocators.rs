@@ -11,7 +11,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
     let mib = size.pick(150, 1024);
     vec![
         under(python("jemalloc-python", mib), "libjemalloc.so.2"),
-        under(sort("jemalloc-sort", size.pick(64, 512) * MIB), "libjemalloc.so.2"),
+        under(sort("jemalloc-sort", size.pick(40, 512) * MIB), "libjemalloc.so.2"),
         under(perl("mimalloc-perl", size.pick(64, 1024)), "libmimalloc.so.2"),
         under(python("mimalloc-python", mib), "libmimalloc.so.2"),
     ]

@@ -203,7 +203,7 @@ pub fn check(program: &Program, bench: &Bench) -> Result<()> {
     let stats_path = home.join("stats.json");
     let wrapper = bench.wrapper(limit_bytes, &stats_path, program.on_file);
     let times = bench.size.pick(20.0, 400.0);
-    let time_limit = Duration::from_secs_f64((times * plain.seconds).max(60.0));
+    let time_limit = Duration::from_secs_f64((times * plain.seconds).max(120.0));
     let result = run(program, &invocation, &wrapper, &paged_dir, time_limit);
     row.resident_bytes = match &result {
         Ok(run) => run.peak.resident,

@@ -7,10 +7,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let sort_bytes = size.pick(96, 1024) * MIB;
+    let sort_bytes = size.pick(48, 1024) * MIB;
     let xz_bytes = size.pick(2, 64) * MIB;
     let xz_block = size.pick(1, 32);
-    let records = size.pick(900_000, 6_000_000);
+    let records = size.pick(600_000, 6_000_000);
     vec![
         sort("sort", sort_bytes),
         Program::new("xz", move |input| {
