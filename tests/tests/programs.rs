@@ -20,8 +20,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 /// So slow in a quarter of their memory that CI has no time for them, or bound to a time that a busy machine
-/// exceeds: they touch their memory at
-/// random, and a fault costs more than the kernel's own. Run with `PAGEOUT_TESTS_SLOW=1`, or in full.
+/// exceeds: they touch their memory at random, and a fault costs more than the kernel's own. Run with `PAGEOUT_TESTS_SLOW=1`, or in full.
 const SLOW: [&str; 3] = ["overhead::processor-time", "perl", "mimalloc-perl"];
 
 /// Made by the first test that runs, so that listing the tests builds nothing.

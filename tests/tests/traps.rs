@@ -5,7 +5,8 @@
 //!
 //! Settings: `PAGEOUT_BIN` (the program to test), `PAGEOUT_RUN_ARGS` (further options of `run`), `TRAP_SWAP`
 //! (mem; `file` for a file for all), `TRAP_SIZE` (64M), `TRAP_SECONDS` (0.3), `TRAP_TIMEOUT` (60),
-//! `TRAP_TOUCH_SIZE` (1G, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough: `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
+//! `TRAP_TOUCH_SIZE` (1G, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough:
+//! `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
@@ -259,8 +260,7 @@ impl Settings {
     /// Its swap device goes and another comes, again and again, to a file and to memory in turn: the program, which
     /// checks all of its memory, notices nothing.
     fn switched(&self, name: &str) -> Result<(), Failed> {
-        let trap =
-            trap::ALL.iter().copied().flatten().find(|trap| trap.name == name).ok_or("no such trap")?;
+        let trap = trap::find(name).ok_or("no such trap")?;
         let mut arguments = self.arguments(name, self.size);
         *arguments.last_mut().ok_or("no seconds")? = "3".into();
         let run = self.under_pageout(self.size / 4, &arguments)?;
@@ -301,13 +301,8 @@ impl Settings {
         let arguments = self.arguments("tree-need", self.touch_size);
         let run = self.under_pageout(self.touch_size / 4, &arguments)?;
         let done = self.finish(run.command, Vec::new())?;
-        if done.code() != 0 || !done.stdout.ends_with("ok\n") {
-            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
-        }
-        if swapped_out(&run.stats)? == 0 {
-            return Err("nothing was swapped out".into());
-        }
-        Ok(())
+        check_ok(&done)?;
+        some_out(&run.stats).map(drop)
     }
 
     /// Processes that do to each other whatever comes, and check their memory; `TRAP_TORTURE` seconds.
@@ -322,15 +317,12 @@ impl Settings {
         let time: u64 = setting("TRAP_TORTURE", "15").parse().map_err(|_| "TRAP_TORTURE takes seconds")?;
         let watched = Watched::start(run.command, Vec::new())?;
         let done = watched.finish(self.timeout + Duration::from_secs(time))?;
-        let wrong = done.stderr.lines().any(|line| line.contains("wrong:") || line.contains("killed"));
-        if done.code() != 0 || !done.stdout.ends_with("ok\n") || wrong {
-            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+        check_ok(&done)?;
+        if done.stderr.contains("wrong:") || done.stderr.contains("killed") {
+            return Err(done.stderr.into());
         }
-        let out = swapped_out(&run.stats)?;
+        let out = some_out(&run.stats)?;
         eprintln!("tree-torture: {} {out} pages out", done.stdout.lines().next().unwrap_or_default());
-        if out == 0 {
-            return Err("nothing was swapped out".into());
-        }
         Ok(())
     }
 
@@ -346,9 +338,7 @@ impl Settings {
         let done = watched.finish(self.timeout);
         let peak = sampler.stop();
         let done = done?;
-        if done.code() != 0 || !done.stdout.ends_with("ok\n") {
-            return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
-        }
+        check_ok(&done)?;
         let measured = format!(
             "peak {} under a limit of {} and {} of slack; {} samples, longest gap {:.1?}, {:.1?} in all",
             in_mib(peak.bytes),
@@ -362,10 +352,7 @@ impl Settings {
         if peak.bytes >= limit + slack {
             return Err(measured.into());
         }
-        if swapped_out(&run.stats)? == 0 {
-            return Err("nothing was swapped out".into());
-        }
-        Ok(())
+        some_out(&run.stats).map(drop)
     }
 }
 
@@ -404,6 +391,14 @@ fn swapped_out(stats: &PathBuf) -> Result<u64, Failed> {
     counters(stats, ["pswpout"]).map(|[out]| out)
 }
 
+/// The same; there must be some.
+fn some_out(stats: &PathBuf) -> Result<u64, Failed> {
+    match swapped_out(stats)? {
+        0 => Err("nothing was swapped out".into()),
+        out => Ok(out),
+    }
+}
+
 /// Counters by the statistics of a run; the file is removed.
 fn counters<const N: usize>(stats: &PathBuf, names: [&str; N]) -> Result<[u64; N], Failed> {
     let json = std::fs::read_to_string(stats).map_err(|e| format!("{}: {e}", stats.display()))?;
@@ -413,6 +408,14 @@ fn counters<const N: usize>(stats: &PathBuf, names: [&str; N]) -> Result<[u64; N
         *value = harness::counter(&json, name).ok_or(format!("no {name} in the statistics: {json}"))?;
     }
     Ok(values)
+}
+
+/// It ended well and said so.
+fn check_ok(done: &Done) -> Result<(), Failed> {
+    if done.code() != 0 || !done.stdout.ends_with("ok\n") {
+        return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
+    }
+    Ok(())
 }
 
 fn check_end(trap: &Trap, done: &Done) -> Result<(), String> {

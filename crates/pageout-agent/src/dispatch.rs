@@ -130,17 +130,10 @@ unsafe extern "C" fn dispatched(signal: c_int, info: *const u8, context: *mut u6
             raw::__NR_rt_sigprocmask => set_mask(arguments, &mut *context.add(context::MASK)),
             // What needs a stack of its own would come back on it, here.
             raw::__NR_clone if arguments[0] as u32 & raw::CLONE_VM == 0 && arguments[1] == 0 => {
-                off();
                 fork_by(number, arguments)
             }
-            raw::__NR_clone3 if is_plain_clone3(arguments[0]) => {
-                off();
-                fork_by(number, arguments)
-            }
-            raw::__NR_fork => {
-                off();
-                fork_by(number, arguments)
-            }
+            raw::__NR_clone3 if is_plain_clone3(arguments[0]) => fork_by(number, arguments),
+            raw::__NR_fork => fork_by(number, arguments),
             raw::__NR_clone | raw::__NR_clone3 | raw::__NR_vfork => Err(Errno::AGAIN),
             _ => sys::call6(number, arguments),
         };
@@ -189,11 +182,12 @@ unsafe fn is_plain_clone3(structure: usize) -> bool {
     unsafe { structure.add(FLAGS).read() & u64::from(raw::CLONE_VM) == 0 && structure.add(STACK).read() == 0 }
 }
 
-/// The clone itself.
+/// The clone itself, after which the thread's calls are its own again.
 ///
 /// # Safety
 /// The call is a fork whose child goes on on the same stack.
 unsafe fn fork_by(number: u32, arguments: [usize; 6]) -> Result<usize, Errno> {
+    off();
     if !fork::bequeath() {
         return Err(Errno::NOMEM);
     }

@@ -253,7 +253,7 @@ fn let_next() {
     let _ = futex::wake(&TURN, futex::Flags::PRIVATE, 1);
 }
 
-/// Asks the keeper and waits for another state.
+/// Says something to the other side, and waits for what it says.
 fn ask(what: u32) -> u32 {
     answer(what);
     loop {
@@ -264,6 +264,21 @@ fn ask(what: u32) -> u32 {
             }
         }
     }
+}
+
+/// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
+fn hand_over(keeper: &Keeper) -> bool {
+    let Some((still, file)) = heir::bequeath(&keeper.engine) else { return false };
+    let Some(token) = keeper.lend(&file) else {
+        drop(still);
+        file.give_up(&keeper.engine);
+        return false;
+    };
+    heir::TOKEN.store(token, Ordering::SeqCst);
+    let end = ask(BEQUEATHED);
+    drop(still);
+    keeper.lent(token, file, end == CLONED);
+    true
 }
 
 fn answer(state: u32) {
@@ -294,27 +309,10 @@ pub extern "C" fn attend(keeper: usize) -> ! {
                 let home = engine.bring_home(&mut server);
                 answer(if home { GRANTED } else { REFUSED });
             }
-            BEQUEATH => match heir::bequeath(engine) {
-                Some((still, file)) => {
-                    let Some(token) = keeper.lend(&file) else {
-                        drop(still);
-                        file.give_up(engine);
-                        answer(REFUSED);
-                        continue;
-                    };
-                    heir::TOKEN.store(token, Ordering::SeqCst);
-                    answer(BEQUEATHED);
-                    let mut state = BEQUEATHED;
-                    while state == BEQUEATHED {
-                        let _ = futex::wait(&GATE, futex::Flags::PRIVATE, state, None);
-                        state = GATE.load(Ordering::Acquire);
-                    }
-                    drop(still);
-                    keeper.lent(token, file, state == CLONED);
-                    answer(GRANTED);
-                }
-                None => answer(REFUSED),
-            },
+            BEQUEATH => {
+                let done = hand_over(keeper);
+                answer(if done { GRANTED } else { REFUSED });
+            }
             SETTLE => {
                 engine.settled();
                 answer(FREE);

@@ -1,5 +1,7 @@
 //! What goes from a process to the child of its fork, by a file that `run` passes on. See `pageout::swap::heir`.
 
+use crate::memory;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::engine::{Engine, Key};
 use pageout::kernel::{Kernel, Linux};
@@ -9,7 +11,7 @@ use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, AREAS_AT};
 use pageout::sync::WriteGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{fcntl_add_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};
-use rustix::mm::{madvise, mmap, munmap, Advice, MapFlags, ProtFlags};
+use rustix::mm::{madvise, munmap, Advice};
 
 /// The bequest that was made last: what the child asks for.
 pub static TOKEN: AtomicU64 = AtomicU64::new(0);
@@ -27,10 +29,7 @@ pub struct File {
 impl File {
     fn map(fd: OwnedFd) -> Option<Self> {
         let len = fstat(&fd).ok()?.st_size as usize;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping; the file is sealed at its length.
-        let base =
-            unsafe { mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0).ok()? } as usize;
+        let base = memory::map_shared(&fd, len).ok()?;
         // SAFETY: our own mapping. Not in children.
         let _ = unsafe { madvise(base as *mut _, len, Advice::LinuxDontFork) };
         Some(Self { fd, base, len })
@@ -132,9 +131,9 @@ pub fn bequeath(engine: &Engine<Linux>) -> Option<(WriteGuard<'_, Regions>, File
 /// runs there yet but who waits for this.
 pub struct Taking {
     /// What is registered now.
-    pub registered: alloc::vec::Vec<(usize, usize)>,
+    pub registered: Vec<(usize, usize)>,
     /// Of that, what children keep.
-    kept: alloc::vec::Vec<(usize, usize)>,
+    kept: Vec<(usize, usize)>,
     last: Option<(usize, usize)>,
     failed: bool,
 }
@@ -142,8 +141,7 @@ pub struct Taking {
 impl Taking {
     /// Nothing yet.
     pub fn new() -> Self {
-        let (registered, kept) = (alloc::vec::Vec::new(), alloc::vec::Vec::new());
-        Self { registered, kept, last: None, failed: false }
+        Self { registered: Vec::new(), kept: Vec::new(), last: None, failed: false }
     }
 
     /// A line of /proc/self/smaps.

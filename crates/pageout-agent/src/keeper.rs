@@ -28,7 +28,6 @@ use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::futex;
 
@@ -234,20 +233,9 @@ extern "C" fn keeper(_: usize) -> ! {
     // SAFETY: nothing here uses it.
     let _ = unsafe { sys::call(linux_raw_sys::general::__NR_close, 2, 0, 0, 0) };
     let link: &'static Link = Box::leak(Box::new(link));
-    // SAFETY: the memfd is as long.
-    let stats = unsafe {
-        rustix::mm::mmap(
-            core::ptr::null_mut(),
-            STATS_BYTES,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            &welcome.stats,
-            0,
-        )
-    };
-    let Ok(stats) = stats else { leave(0) };
+    let Ok(stats) = memory::map_shared(&welcome.stats, STATS_BYTES) else { leave(0) };
     // SAFETY: zeros are valid counters, and the page stays mapped.
-    let stats: &'static Stats = unsafe { &*stats.cast::<Stats>() };
+    let stats: &'static Stats = unsafe { &*(stats as *const Stats) };
     Stats::set(&stats.pid, program as u64);
     Stats::set(&stats.limit_bytes, welcome.settings.limit_bytes);
     if welcome.settings.limit_bytes == u64::MAX {
@@ -327,7 +315,7 @@ impl Life {
             let resident = (now.resident * PAGE) as u64;
             Stats::set(&self.stats.resident_bytes, resident);
             self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
-            self.part.look(now, false, kernel.now());
+            self.part.look(now, false, &kernel);
             if self.part.is_due(now) {
                 break;
             }
@@ -475,7 +463,7 @@ impl Life {
             // Short: it faults, and has no room for what comes.
             let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
             let short = faults != before && engine.is_full();
-            let allowance = self.part.look(seen, short, now);
+            let allowance = self.part.look(seen, short, &engine.kernel);
             engine.set_limit((allowance as usize) / PAGE);
             engine.measured(resident);
             round += 1;
@@ -683,24 +671,15 @@ extern "C" fn evict(keeper: usize) -> ! {
         // There may be more devices since.
         told &= engine.place.is_full();
         let wanted = engine.wanted.heard();
-        let nap = match engine.balance(&mut out) {
-            Round::Worked => continue,
-            Round::Idle => 1_000_000_000,
-            Round::Pending => 50_000,
-            Round::Stuck => {
-                if !told && engine.place.is_full() {
-                    told = true;
-                    keeper.link.log(
-                        1,
-                        format_args!(
-                            "swap is full: process {} grows beyond its limit; give more with -s",
-                            program()
-                        ),
-                    );
-                }
-                10_000_000
-            }
-        };
+        let round = engine.balance(&mut out);
+        if round == Round::Stuck && !told && engine.place.is_full() {
+            told = true;
+            keeper.link.log(
+                1,
+                format_args!("swap is full: process {} grows beyond its limit; give more with -s", program()),
+            );
+        }
+        let Some(nap) = round.nap_ns() else { continue };
         engine.wanted.wait(wanted, nap);
     }
 }

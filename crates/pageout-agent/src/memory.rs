@@ -9,6 +9,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
 use pageout::sync::atomic::{AtomicUsize, Ordering};
 use pageout::sync::{Lock, LockClass};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -177,6 +178,16 @@ fn unmap(start: usize, len: usize) {
         range.1.store(0, Ordering::Release);
         range.0.store(0, Ordering::Release);
     }
+}
+
+/// Maps the first `len` bytes of a file that run shares, and that is sealed at that length: any bytes may be in it.
+///
+/// # Errors
+/// The kernel's.
+pub fn map_shared(file: &OwnedFd, len: usize) -> Result<usize, Errno> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping.
+    unsafe { mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0) }.map(|start| start as usize)
 }
 
 /// Does `start..end`, which has no access, touch addresses that the engine keeps for itself?

@@ -1,13 +1,12 @@
 //! The process's part of its run's limit: says what it uses, learns what it may use. See `pageout::tree`.
 
-use crate::fork;
-use pageout::kernel::Statm;
+use crate::{fork, memory};
+use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, TREE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
-use rustix::mm::{MapFlags, ProtFlags};
 
 /// Share of the limit at which the engines of a tree take up their work, in percent.
 const TAKE_UP_PERCENT: u64 = 80;
@@ -34,12 +33,9 @@ impl Part {
     /// # Errors
     /// The kernel's, where there is no memory.
     pub fn new(tree: &OwnedFd, seat: Option<usize>, limit: u64, now: Statm) -> Result<Self, Errno> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        let null = core::ptr::null_mut();
-        // SAFETY: a new mapping of a file that is sealed at this size.
-        let tree = unsafe { rustix::mm::mmap(null, TREE_BYTES, protection, flags, tree, 0)? };
+        let tree = memory::map_shared(tree, TREE_BYTES)?;
         // SAFETY: any bytes are a valid tree; it stays mapped.
-        let tree: &'static Tree = unsafe { &*tree.cast::<Tree>() };
+        let tree: &'static Tree = unsafe { &*(tree as *const Tree) };
         let rollup = open(c"/proc/self/smaps_rollup", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         Ok(Self {
             place: seat.map(|seat| (tree, tree.seat(seat))),
@@ -53,29 +49,30 @@ impl Part {
     }
 
     /// Says what is resident, and whether the process is `short` of memory; returns how much of it there may be, in
-    /// bytes. `clock`: ns.
-    pub fn look(&mut self, now: Statm, short: bool, clock: u64) -> u64 {
+    /// bytes.
+    pub fn look(&mut self, now: Statm, short: bool, kernel: &Linux) -> u64 {
         let Some((tree, seat)) = self.place else { return self.limit };
         let own = own(now);
-        if fork::shares() && clock >= self.next_count && tree.used().1 >= self.threshold() {
-            let (elsewhere, took) = self.count(clock);
-            self.elsewhere = elsewhere;
-            self.next_count = clock + COUNT_EVERY.max(COUNT_SHARE * took);
+        if fork::shares() {
+            let begun = kernel.now();
+            if begun >= self.next_count && tree.resident() >= self.threshold() {
+                self.elsewhere = self.count();
+                self.next_count = begun + COUNT_EVERY.max(COUNT_SHARE * (kernel.now() - begun));
+            }
         }
         let elsewhere = self.elsewhere.min(own);
         seat.tell(own - elsewhere, own, short);
-        self.others = tree.used().0.saturating_sub(own - elsewhere);
-        tree.allowance(seat, self.limit) + elsewhere
+        let (others, allowance) = tree.look(seat, self.limit);
+        self.others = others;
+        allowance + elsewhere
     }
 
-    /// Of what is resident, what others have as well, and how long it took to count, in ns.
-    fn count(&self, clock: u64) -> (u64, u64) {
+    /// Of what is resident, what others have as well.
+    fn count(&self) -> u64 {
         let mut text = [0u8; 2048];
         let n = self.rollup.as_ref().and_then(|file| pread(file, &mut text, 0).ok()).unwrap_or(0);
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let took = (t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64).saturating_sub(clock);
         let text = &text[..n];
-        (field(text, b"\nAnonymous:").saturating_sub(field(text, b"\nPss_Anon:")), took)
+        field(text, b"\nAnonymous:").saturating_sub(field(text, b"\nPss_Anon:"))
     }
 
     fn threshold(&self) -> u64 {

@@ -253,13 +253,8 @@ pub unsafe extern "C" fn setsockopt(
 
 type Fork = unsafe extern "C" fn() -> c_int;
 
-fn fork_by(next: &Next) -> c_int {
-    // SAFETY: libc's function of that name.
-    fork_in(|| unsafe { core::mem::transmute::<usize, Fork>(next.get())() })
-}
-
 /// A fork by libc. Its child is ours from the clone on.
-fn fork_in(libc: impl FnOnce() -> c_int) -> c_int {
+fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
     let mut turn = fork::before();
     let dispatched = turn.is_out() && dispatch::begin();
     if turn.is_out() && !dispatched && !turn.bring_home() {
@@ -281,13 +276,14 @@ fn fork_in(libc: impl FnOnce() -> c_int) -> c_int {
 /// See the table of this module.
 #[no_mangle]
 pub extern "C" fn fork() -> c_int {
-    fork_by(&FORK)
+    // SAFETY: libc's function of that name.
+    fork_by(|| unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
 }
 
 /// See the table of this module. Runs no handlers of its own, so the child's keeper is started here.
 #[no_mangle]
 pub extern "C" fn _Fork() -> c_int {
-    let child = fork_in(|| {
+    let child = fork_by(|| {
         dispatch::block();
         // SAFETY: libc's function of that name.
         unsafe { core::mem::transmute::<usize, Fork>(BARE_FORK.get())() }
@@ -338,7 +334,7 @@ pub unsafe extern "C" fn forkpty(
     window: *const c_void,
 ) -> c_int {
     // SAFETY: libc's function of that name; arguments as the caller promises.
-    fork_in(|| unsafe {
+    fork_by(|| unsafe {
         core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window)
     })
 }

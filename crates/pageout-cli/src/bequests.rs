@@ -10,12 +10,10 @@ use anyhow::{Context, Result};
 use pageout::swap::heir::AREAS_AT;
 
 use crate::sys::{self, Mapping};
+use crate::trunks::Trunk;
 
 /// How long a fork's child may take to ask for what it inherits.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A trunk: device number, and its own on the device.
-pub type Trunk = (usize, u64);
 
 /// What a process had out when it forked; gone with the last who inherited, by whatever generations.
 #[derive(Debug)]

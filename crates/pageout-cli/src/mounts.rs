@@ -11,7 +11,7 @@ use pageout::wire::{DeviceSettings, Settings, DEVICES};
 
 use crate::device::{Device, TRUNK};
 use crate::size::Bytes;
-use crate::trunks::Trunks;
+use crate::trunks::{Trunk, Trunks};
 
 /// The devices.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ impl Mounts {
     }
 
     /// Lends a trunk of the device of this serial to a process that has the devices `has`: number and trunk.
-    pub fn lend(&mut self, serial: u64, has: u64) -> Result<Option<(usize, u64)>> {
+    pub fn lend(&mut self, serial: u64, has: u64) -> Result<Option<Trunk>> {
         if serial >= self.next_serial {
             bail!("asked for a device that there is not ({serial})");
         }
@@ -158,7 +158,7 @@ impl Mounts {
     }
 
     /// Takes trunks back that were lent.
-    pub fn take_back(&mut self, lent: impl IntoIterator<Item = (usize, u64)>) {
+    pub fn take_back(&mut self, lent: impl IntoIterator<Item = Trunk>) {
         for (number, trunk) in lent {
             let mount = self.by_number[number].as_mut().expect("a device with trunks lent is there");
             // First give it back to the file system, which also waits for writes of the dead, then to others.

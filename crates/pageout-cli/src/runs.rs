@@ -20,7 +20,12 @@ use crate::view::View;
 /// How long a run may take to answer. It answers at once unless it is stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What became of a switch.
+/// What became of a switch, as a run says it.
+pub const DONE: u64 = 0;
+pub const REFUSED: u64 = 1;
+pub const UNDER_WAY: u64 = 2;
+
+/// The same, understood.
 #[derive(Debug)]
 pub enum Switched {
     /// It is done.
@@ -59,8 +64,8 @@ impl Run {
         let mut words = String::new();
         File::from(fds.into_iter().next().context("no answer")?).read_to_string(&mut words)?;
         Ok(match message.a {
-            0 => Switched::Done,
-            2 => Switched::UnderWay,
+            DONE => Switched::Done,
+            UNDER_WAY => Switched::UnderWay,
             _ => Switched::Refused(words),
         })
     }

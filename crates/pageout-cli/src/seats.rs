@@ -94,7 +94,7 @@ impl Seats {
         self.next = Instant::now()
             + match seats.len() {
                 0 | 1 => ALONE,
-                _ if self.tree().used().0 < self.limit / 2 => SELDOM,
+                _ if self.tree().used() < self.limit / 2 => SELDOM,
                 _ => OFTEN,
             };
     }

@@ -18,7 +18,7 @@ use anyhow::{anyhow, Context, Result};
 use pageout::stats::STATS_BYTES;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
-use crate::bequests::{Bequest, Bequests, Trunk};
+use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
 use crate::directory;
 use crate::mounts::Mounts;
@@ -27,6 +27,7 @@ use crate::say;
 use crate::seats::Seats;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
+use crate::trunks::Trunk;
 use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
@@ -164,20 +165,24 @@ impl Server {
         self.program = (pid, name);
     }
 
+    /// All who are served.
+    fn clients(&self) -> impl Iterator<Item = &Client> {
+        let connected = self.connections.iter().filter_map(|connection| connection.client.as_ref());
+        connected.chain(self.leaving.iter().map(|leaving| &leaving.client))
+    }
+
     /// All that there is to see.
     fn view(&self) -> View {
-        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
-        let clients = clients.map(|client| (client, None));
-        let clients: Vec<_> =
-            clients.chain(self.leaving.iter().map(|l| (&l.client, Some(State::Ending)))).collect();
         let used = |index: usize| {
-            let pages =
-                clients.iter().map(|(client, _)| client.stats.stats().device_pages[index].load(Relaxed));
+            let pages = self.clients().map(|client| client.stats.stats().device_pages[index].load(Relaxed));
             pages.sum::<u64>() * PAGE
         };
-        let of_client = |(client, state): &(&Client, Option<State>)| {
-            ProcessView::of(client.pid, client.name.clone(), *state, client.stats.stats())
+        let of = |client: &Client, state| {
+            ProcessView::of(client.pid, client.name.clone(), state, client.stats.stats())
         };
+        let connected =
+            self.connections.iter().filter_map(|c| c.client.as_ref()).map(|client| of(client, None));
+        let leaving = self.leaving.iter().map(|leaving| of(&leaving.client, Some(State::Ending)));
         let aside = self.aside.iter().filter_map(|(pid, started)| {
             let process = Process::of(*pid).filter(|now| now.started == *started)?;
             Some(ProcessView::unlimited(*pid, process.name))
@@ -189,7 +194,7 @@ impl Server {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             limit_bytes: self.settings.limit_bytes,
             devices: self.mounts.iter().map(|(number, mount)| DeviceView::of(mount, used(number))).collect(),
-            processes: clients.iter().map(of_client).chain(aside).collect(),
+            processes: connected.chain(leaving).chain(aside).collect(),
             ended: self.report.total().json(),
         }
     }
@@ -202,16 +207,14 @@ impl Server {
     /// Processes that are accounted for: those that are served or need not be, and their keepers.
     pub fn known(&mut self) -> HashSet<i32> {
         self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
-        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
-        let clients = clients.chain(self.leaving.iter().map(|l| &l.client)).map(|client| client.pid);
+        let clients = self.clients().map(|client| client.pid);
         let keepers = self.connections.iter().filter(|c| !c.looks).map(|connection| connection.peer);
         clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
     }
 
     /// Whether a process that has not ended is served.
     pub fn has_living(&self) -> bool {
-        let clients = self.connections.iter().filter_map(|c| c.client.as_ref());
-        clients.chain(self.leaving.iter().map(|l| &l.client)).any(|client| !client.has_ended())
+        self.clients().any(|client| !client.has_ended())
     }
 
     /// Whether any keeper is connected, or its process not yet gone.

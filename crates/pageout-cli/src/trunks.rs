@@ -1,5 +1,8 @@
 //! Who has which trunk of a device. One owner, the server; no locks.
 
+/// A trunk: its device's number, and its own on the device.
+pub type Trunk = (usize, u64);
+
 /// The trunks of one device: one bit each, set while it is lent.
 ///
 /// The search goes on behind the trunk lent last, so that one that came back rests as long as possible: of a

@@ -46,7 +46,7 @@ impl Keeper {
         let mut files = fds.into_iter().map(File::from);
         let stats = sys::Mapping::of(&files.next().unwrap(), STATS_BYTES).unwrap();
         let tree = sys::Mapping::of(&files.next().unwrap(), TREE_BYTES).unwrap();
-        assert_eq!(tree.tree().used(), (0, 0));
+        assert_eq!((tree.tree().used(), tree.tree().resident()), (0, 0));
         (keeper, message.settings().unwrap(), stats, files.collect())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A process has a *seat*. Its keeper writes there what the process uses, at each look, and what it lacks; `run`
 //! writes its *share*, what it may count on when memory is short. Nobody asks anybody: what a process may have now
-//! follows from the seats ([`Tree::allowance`]).
+//! follows from the seats ([`Tree::look`]).
 //!
 //! ```text
 //! free      = limit − what the others use
@@ -91,22 +91,23 @@ impl Tree {
         self.seats[..(self.taken.load(Relaxed) as usize).min(SEATS)].iter()
     }
 
-    /// What all use together, and the same with all that they share counted for each.
-    pub fn used(&self) -> (u64, u64) {
-        let sum = self.seats().fold((0, 0), |(used, resident), seat| {
-            (used + seat.used(), resident + seat.resident.load(Relaxed))
-        });
-        self.peak.fetch_max(sum.0, Relaxed);
-        sum
+    /// What all use together.
+    pub fn used(&self) -> u64 {
+        self.seats().map(Seat::used).sum()
     }
 
-    /// The most that [`Tree::used`] has seen.
+    /// The same with all that they share counted for each.
+    pub fn resident(&self) -> u64 {
+        self.seats().map(|seat| seat.resident.load(Relaxed)).sum()
+    }
+
+    /// The most that all have used together at a look.
     pub fn peak(&self) -> u64 {
         self.peak.load(Relaxed)
     }
 
-    /// What the process of `seat` may use of `limit` now.
-    pub fn allowance(&self, seat: &Seat, limit: u64) -> u64 {
+    /// What the others use, and what the process of `seat` may use of `limit` now.
+    pub fn look(&self, seat: &Seat, limit: u64) -> (u64, u64) {
         let (mut others, mut lacks, mut excess) = (0u64, 0u64, 0u64);
         for other in self.seats() {
             let used = other.used();
@@ -117,10 +118,11 @@ impl Tree {
             }
         }
         let (used, share) = (seat.used(), seat.share());
+        self.peak.fetch_max(others + used, Relaxed);
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
-        free.saturating_sub(leave).max(used.min(share)).max(smallest(limit))
+        (others, free.saturating_sub(leave).max(used.min(share)).max(smallest(limit)))
     }
 }
 
@@ -182,7 +184,7 @@ mod tests {
     }
 
     fn allowances(tree: &Tree, n: usize, limit: u64) -> Vec<u64> {
-        (0..n).map(|number| tree.allowance(tree.seat(number), limit * MIB) / MIB).collect()
+        (0..n).map(|number| tree.look(tree.seat(number), limit * MIB).1 / MIB).collect()
     }
 
     #[test]
@@ -269,11 +271,11 @@ mod tests {
             let tree = tree_of(&seats.iter().map(|(used, short)| (*used, share, *short)).collect::<Vec<_>>());
             for (number, short) in order.into_iter().chain((0..2 * n).map(|number| (number, true))) {
                 let seat = tree.seat(number % n);
-                let (before, allowed) = (tree.used().0, tree.allowance(seat, limit));
+                let (before, allowed) = (tree.used(), tree.look(seat, limit).1);
                 seat.tell(allowed, allowed, short);
-                prop_assert!(tree.used().0 <= before.max(limit));
+                prop_assert!(tree.used() <= before.max(limit));
             }
-            prop_assert!(tree.used().0 <= limit, "{} of {}", tree.used().0 / MIB, limit / MIB);
+            prop_assert!(tree.used() <= limit, "{} of {}", tree.used() / MIB, limit / MIB);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::load::together;
 use super::span::PAGE;
 use super::{ensure, sys, Ctx, Outcome, Trap};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 pub const TRAPS: &[Trap] = &[
@@ -84,10 +84,7 @@ fn fork_chain(ctx: &Ctx) -> Outcome {
         // Over what they read, unless it is kept.
         field.fill(generation + 1);
         ballast.walk()?;
-        let mut told = [0u8];
-        // SAFETY: a buffer of one byte.
-        let n = unsafe { libc::read(read.as_raw_fd(), told.as_mut_ptr().cast(), 1) };
-        ensure!(n == 1, "the last of the line said nothing");
+        ensure!(says_something(&read), "the last of the line said nothing");
     }
     field.check(6)
 }
@@ -124,11 +121,15 @@ fn fork_orphan(ctx: &Ctx) -> Outcome {
     // Meanwhile others want the room that the parent had.
     let other = sys::map(ctx.size / 2)?;
     other.fill(3);
+    ensure!(says_something(&read), "the child did not find what it inherited");
+    other.check(3)
+}
+
+/// Does a byte come, or the end?
+fn says_something(pipe: &OwnedFd) -> bool {
     let mut told = [0u8];
     // SAFETY: a buffer of one byte.
-    let n = unsafe { libc::read(read.as_raw_fd(), told.as_mut_ptr().cast(), 1) };
-    ensure!(n == 1, "the child did not find what it inherited");
-    other.check(3)
+    unsafe { libc::read(pipe.as_raw_fd(), told.as_mut_ptr().cast(), 1) == 1 }
 }
 
 fn fork_changes(ctx: &Ctx) -> Outcome {

@@ -96,7 +96,6 @@ fn daemon(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     // SAFETY: this program has one thread here.
     let done = unsafe { libc::daemon(1, 1) };
-
     sys::ret("daemon", done)?;
     go_on(field, &mut ballast)
 }

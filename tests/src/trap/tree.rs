@@ -82,13 +82,8 @@ fn tree_fork(ctx: &Ctx) -> Outcome {
                 changed.check(1000 + generation)?;
                 own.check(generation)
             });
-            match child {
-                Ok(child) => children.push(child),
-                Err(_) if sys::errno() == libc::ENOMEM => break,
-                Err(stop) => return Err(stop),
-            }
+            children.push(child?);
         }
-        ensure!(!children.is_empty(), "no child could be made");
         field.check(1)?;
         children.into_iter().try_for_each(|child| sys::wait_for(child, 0))?;
     }

@@ -13,19 +13,17 @@ use anyhow::{anyhow, bail, Context, Result};
 use pageout::wire::{Kind, Message};
 use serde_json::Value;
 
-use super::{Client, Server};
+use super::Server;
 use crate::device::{Device, PAGE, TRUNK};
+use crate::runs::{DONE, REFUSED, UNDER_WAY};
 use crate::say;
 use crate::size::Bytes;
 use crate::spec::{Place, Spec};
 use crate::sys;
+use crate::trunks::Trunk;
 
 /// The most that somebody says about what to switch.
 const MOST: u64 = 64 << 10;
-
-const DONE: u64 = 0;
-const REFUSED: u64 = 1;
-const UNDER_WAY: u64 = 2;
 
 impl Server {
     /// Does what a user asks for, or says why not.
@@ -107,11 +105,6 @@ impl Server {
         Ok(())
     }
 
-    fn clients(&self) -> impl Iterator<Item = &Client> {
-        let connected = self.connections.iter().filter_map(|connection| connection.client.as_ref());
-        connected.chain(self.leaving.iter().map(|leaving| &leaving.client))
-    }
-
     /// What is on a device, in whole trunks where it is more than who has it can put elsewhere, and how much of that
     /// there is room for: on other devices, and below the limit.
     fn room_without(&self, number: usize) -> (u64, u64) {
@@ -130,7 +123,7 @@ impl Server {
         }
         let elsewhere = self.mounts.iter().filter(|(other, _)| *other != number);
         let free: u64 = elsewhere.map(|(_, mount)| mount.free_bytes()).sum();
-        let below = self.settings.limit_bytes.saturating_sub(self.seats.tree().used().0);
+        let below = self.settings.limit_bytes.saturating_sub(self.seats.tree().used());
         (needed, free.saturating_add(below))
     }
 
@@ -142,7 +135,7 @@ impl Server {
         client.told &= !(1 << number);
         let (gone, kept) = client.lent.iter().partition(|(of, _)| *of == number);
         client.lent = kept;
-        let gone: Vec<(usize, u64)> = gone;
+        let gone: Vec<Trunk> = gone;
         self.mounts.take_back(gone);
         if self.mounts.get_mut(number).is_some_and(|mount| !mount.leaving) {
             // It was too late to tell it that the device stays.

@@ -21,7 +21,6 @@ use crate::engine::{Config, Engine, Swapin};
 use crate::fault::Server;
 use crate::frame::{Frames, CHUNK};
 use crate::kernel::{Kernel, Linux};
-use crate::reclaim::Round;
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
@@ -232,12 +231,7 @@ impl Host {
             if self.state.load(Ordering::Acquire) != GO_ON {
                 return;
             }
-            let nap = match engine.balance(&mut out) {
-                Round::Worked => continue,
-                Round::Idle => 1_000_000_000,
-                Round::Pending => 50_000,
-                Round::Stuck => 10_000_000,
-            };
+            let Some(nap) = engine.balance(&mut out).nap_ns() else { continue };
             self.dozing.store(true, Ordering::Relaxed);
             engine.wanted.wait(wanted, nap);
             self.dozing.store(false, Ordering::Relaxed);

@@ -360,11 +360,7 @@ impl<K: Kernel> Engine<K> {
     /// not. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
     pub fn bring_home(&self, server: &mut Server) -> bool {
         let resident = self.measure() as i64;
-        let mut out = 0;
-        for (_, block) in self.space.blocks(0, crate::space::TOP) {
-            let block = block.lock();
-            out += (0..BLOCK_PAGES).filter(|at| block.word(*at).tag() == Tag::Swapped).count() as i64;
-        }
+        let out = self.space.count(|tag| tag == Tag::Swapped) as i64;
         if resident + out > self.limit() {
             return false;
         }

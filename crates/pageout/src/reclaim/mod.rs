@@ -39,6 +39,18 @@ pub enum Round {
     Stuck,
 }
 
+impl Round {
+    /// How long (ns) the evictor sleeps after it, unless it is called; none: it goes on.
+    pub fn nap_ns(self) -> Option<u64> {
+        match self {
+            Round::Worked => None,
+            Round::Idle => Some(1_000_000_000),
+            Round::Pending => Some(50_000),
+            Round::Stuck => Some(10_000_000),
+        }
+    }
+}
+
 impl<K: Kernel> Engine<K> {
     /// Corrects the budget by the kernel's count. Returns resident pages.
     pub fn measure(&self) -> usize {

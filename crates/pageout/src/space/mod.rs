@@ -296,6 +296,15 @@ impl Space {
         self.blocks(0, TOP).map(|(_, block)| block.lock().resident as usize).sum()
     }
 
+    /// Pages whose word says what is asked for: a walk over all blocks. No block lock held.
+    pub fn count(&self, is: impl Fn(Tag) -> bool) -> usize {
+        let of = |block: &Block| {
+            let block = block.lock();
+            (0..BLOCK_PAGES).filter(|index| is(block.word(*index).tag())).count()
+        };
+        self.blocks(0, TOP).map(|(_, block)| of(block)).sum()
+    }
+
     /// The first run of pages in a range of which anything is known, within a block. No block lock held.
     pub(crate) fn first_known(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         self.blocks(start, end).find_map(|(block_start, block)| {

@@ -60,14 +60,7 @@ pub struct Heirloom {
 impl<K: Kernel> Engine<K> {
     /// Pages that [`Engine::bequeath`] will name, more or less. No lock held.
     pub fn out_pages(&self) -> usize {
-        let out = |tag| matches!(tag, Tag::Swapped | Tag::Busy | Tag::Cached);
-        self.space
-            .blocks(0, TOP)
-            .map(|(_, block)| {
-                let block = block.lock();
-                (0..BLOCK_PAGES).filter(|index| out(block.word(*index).tag())).count()
-            })
-            .sum()
+        self.space.count(|tag| matches!(tag, Tag::Swapped | Tag::Busy | Tag::Cached))
     }
 
     /// Names every page that is out to `take`, whose slots are then counted once more. The engine stands still
@@ -77,11 +70,7 @@ impl<K: Kernel> Engine<K> {
         let mut backoff = crate::sync::Backoff::new();
         let regions = loop {
             let regions = self.events.write();
-            let on_its_way = |(_, block): (usize, &crate::space::Block)| {
-                let block = block.lock();
-                (0..BLOCK_PAGES).any(|index| block.word(index).tag() == Tag::Cached)
-            };
-            if !self.space.blocks(0, TOP).any(on_its_way) {
+            if self.space.count(|tag| tag == Tag::Cached) == 0 {
                 break regions;
             }
             drop(regions);

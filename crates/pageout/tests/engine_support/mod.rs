@@ -22,8 +22,10 @@ use pageout::swap::vacate::Vacated;
 use pageout::swap::{Lessor, Place};
 use program::{Habits, Program, Random, PAGE};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +147,26 @@ const PATIENCE: usize = 2_000_000;
 /// Engine threads that work within each other.
 const DEPTH: usize = 3;
 
+/// Sets the flag when its thread panics, so that the others end and the failure is seen.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Relaxed);
+        }
+    }
+}
+
+/// Works until the flag is set.
+fn until(stop: &AtomicBool, mut work: impl FnMut()) {
+    let _stop = Stop(stop);
+    while !stop.load(Relaxed) {
+        work();
+        thread::yield_now();
+    }
+}
+
 /// What somebody does at a certain point.
 pub type Deed = Box<dyn FnOnce(&World) + Send>;
 
@@ -234,6 +256,63 @@ impl World {
     pub fn vacate(&self, number: usize) -> Vacated {
         let mut incoming = Box::new(Incoming::new());
         self.engine.vacate(&mut incoming, number)
+    }
+
+    /// A world for [`World::threads_meet`], with all of its memory adopted.
+    pub fn of_threads(seed: u64) -> Arc<Self> {
+        let plan = Plan::by_seed(seed);
+        let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(8), ..plan };
+        let world = Self::new(plan, seed);
+        world.adopt();
+        world.engine.measure();
+        world
+    }
+
+    /// Real threads: two that answer faults, two evictors, one that adopts, one that does what else there is, and the
+    /// program on the caller's. For `PAGEOUT_STRESS_MS` (100).
+    pub fn threads_meet(&self, mut also: impl FnMut() + Send) {
+        let time = std::env::var("PAGEOUT_STRESS_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(100);
+        let end = Instant::now() + Duration::from_millis(time);
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stop = &stop;
+            for _ in 0..2 {
+                scope.spawn(move || until(stop, || self.serve()));
+                scope.spawn(move || {
+                    until(stop, || {
+                        self.balance();
+                        self.evict(512);
+                    })
+                });
+            }
+            scope.spawn(move || until(stop, &mut also));
+            scope.spawn(move || {
+                until(stop, || {
+                    self.engine.measure();
+                    self.adopt();
+                    self.engine.kernel.advance(100_000_000);
+                })
+            });
+            while Instant::now() < end && !stop.load(Relaxed) {
+                let mut program = self.program.lock().unwrap();
+                for _ in 0..64 {
+                    program.step(&self.engine.kernel);
+                }
+                drop(program);
+                thread::yield_now();
+            }
+            // The calls under way end while the servers still work.
+            self.program.lock().unwrap().ending = true;
+            let patience = Instant::now() + Duration::from_secs(10);
+            while !stop.load(Relaxed) && Instant::now() < patience {
+                let mut program = self.program.lock().unwrap();
+                if program.idle() {
+                    break;
+                }
+                program.step(&self.engine.kernel);
+            }
+            stop.store(true, Relaxed);
+        });
     }
 
     fn below(&self, n: usize) -> usize {
