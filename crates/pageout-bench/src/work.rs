@@ -150,7 +150,7 @@ impl Work {
             Work::Seq(w) => Some(w.set.size),
             Work::Readback(w) => Some(w.set.size),
             Work::Rand(w) => Some(w.set.size),
-            Work::Latency(w) => Some(w.set.size),
+            Work::Latency(w) => Some(Bytes(w.set.size.0 + w.ballast.map_or(0, |ballast| ballast.0))),
             Work::Zipf(w) => Some(w.set.size),
             Work::Hotscan(w) => Some(Bytes(w.hot.0 + w.cold.0)),
             Work::Python(w) => Some(w.size),

@@ -17,7 +17,7 @@ use crate::dist::Rng;
 use crate::latency::Latencies;
 use crate::mem::Map;
 use crate::pattern::{mix, WORDS};
-use crate::units::{parse_time, PAGE};
+use crate::units::{parse_time, Bytes, PAGE};
 
 /// Options of `latency`.
 #[derive(Clone, Debug, Args)]
@@ -30,9 +30,13 @@ pub struct Latency {
     /// How long to fault
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = parse_time)]
     seconds: Duration,
-    /// Rest between faults, so that evictors are idle at the next one
+    /// Rest between faults
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     rest: Duration,
+    /// Memory that is written after the set, which puts it out, and given back before the faults: they find room, and
+    /// evictors are idle. Each page that is out faults once
+    #[arg(long, value_name = "SIZE")]
+    pub ballast: Option<Bytes>,
 }
 
 /// Tells which pages are mapped.
@@ -57,6 +61,10 @@ impl Latency {
     pub fn run(&self) -> Result<Report> {
         let mut map = self.set.map()?;
         self.set.pattern(0).write(map.words_mut(), 0, None)?;
+        if let Some(size) = self.ballast {
+            let mut ballast = Set { size, ..self.set.clone() }.map()?;
+            self.set.pattern(1).write(ballast.words_mut(), 0, None)?;
+        }
         let barrier = Barrier::new(self.set.threads as usize);
         let results: Vec<(Latencies, Duration)> = std::thread::scope(|scope| {
             let tasks: Vec<_> = (0..self.set.threads)
@@ -117,6 +125,9 @@ impl Latency {
                 "no page of {} was out; use more than the limit",
                 self.set.size
             );
+            if self.ballast.is_some() {
+                break;
+            }
         }
         own.verify()?;
         Ok((latencies, spent))

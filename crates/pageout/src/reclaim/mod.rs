@@ -277,10 +277,9 @@ impl<K: Kernel> Engine<K> {
     /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
-        self.kick();
-        self.small_wanted.store(true, Relaxed);
-        let full = self.budget.load(Relaxed) < CHUNK as i64;
-        if full {
+        if self.budget.load(Relaxed) < CHUNK as i64 {
+            self.kick();
+            self.small_wanted.store(true, Relaxed);
             Stats::add(&self.stats.allocstall, 1);
             if self.kernel.now() >= self.stuck_until.load(Relaxed) {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {

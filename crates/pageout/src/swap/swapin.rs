@@ -304,6 +304,9 @@ impl<K: Kernel> Engine<K> {
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
     /// Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
+        if pages == 1 && !self.is_full() {
+            return self.map_copy(to, from);
+        }
         match self.kernel.move_pages(to, from, pages * PAGE, true) {
             Ok(()) => (pages, true, None),
             Err(partial) if partial.done > 0 => {
@@ -315,14 +318,18 @@ impl<K: Kernel> Engine<K> {
             Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::EXIST) => {
                 (0, true, Some(partial.errno))
             }
-            Err(_) => match self.kernel.copy(to, from, PAGE, true) {
-                Ok(()) => {
-                    // The frame stays filled: this is one more page.
-                    self.budget.fetch_sub(1, Relaxed);
-                    (1, false, None)
-                }
-                Err(partial) => (0, false, Some(partial.errno)),
-            },
+            Err(_) => self.map_copy(to, from),
+        }
+    }
+
+    /// A page by COPY. The frame stays filled: this is one more page.
+    fn map_copy(&self, to: usize, from: usize) -> (usize, bool, Option<Errno>) {
+        match self.kernel.copy(to, from, PAGE, true) {
+            Ok(()) => {
+                self.budget.fetch_sub(1, Relaxed);
+                (1, false, None)
+            }
+            Err(partial) => (0, false, Some(partial.errno)),
         }
     }
 
