@@ -22,8 +22,9 @@ static RANGES: [(AtomicUsize, AtomicUsize); MOST] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MOST];
 static RANGES_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes reserved before `main`: staging of 128 MiB and the tables of 16 GiB. Address space only.
-const RESERVATION: usize = 256 << 20;
+/// Bytes reserved before `main`: staging of 128 MiB and the tables of 16 GiB, which stand 4 MiB apart. Address space
+/// only.
+const RESERVATION: usize = 384 << 20;
 
 /// What is left of the reservation: start and end.
 static LEFT: Lock<(usize, usize)> = Lock::new((0, 0), &HEAP_LOCKS);
@@ -208,12 +209,16 @@ pub fn is_own(start: usize, end: usize) -> bool {
 
 const SMALLEST: usize = 4; // 16 bytes
 const LARGEST: usize = 16; // 64 KiB
-const CHUNK: usize = 1 << 20;
+/// The heap grows by these: a huge page each, if the system has some, but for the first few, for a small program.
+const CHUNK: usize = 2 << 20;
+const SMALL_CHUNK: usize = 1 << 20;
+const SMALL_CHUNKS: usize = 2;
 
 struct Heap {
     free: [*mut u8; LARGEST + 1],
     chunk: usize,
     left: usize,
+    chunks: usize,
 }
 
 // SAFETY: plain addresses, guarded by the lock around the heap.
@@ -223,7 +228,7 @@ static HEAP_LOCKS: LockClass = LockClass::new();
 static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &HEAP_LOCKS);
 
 impl Heap {
-    const EMPTY: Heap = Heap { free: [null_mut(); LARGEST + 1], chunk: 0, left: 0 };
+    const EMPTY: Heap = Heap { free: [null_mut(); LARGEST + 1], chunk: 0, left: 0, chunks: 0 };
 
     fn take(&mut self, class: usize) -> *mut u8 {
         let found = self.free[class];
@@ -236,8 +241,9 @@ impl Heap {
         // Pieces are aligned to their size, as chunks are to the largest.
         let skip = self.chunk.next_multiple_of(size) - self.chunk;
         if self.left < skip + size {
-            let Ok(chunk) = map(CHUNK, 1 << LARGEST) else { return null_mut() };
-            (self.chunk, self.left) = (chunk, CHUNK);
+            let Ok((chunk, len)) = self.grow() else { return null_mut() };
+            (self.chunk, self.left) = (chunk, len);
+            self.chunks += 1;
         } else {
             self.chunk += skip;
             self.left -= skip;
@@ -246,6 +252,17 @@ impl Heap {
         self.chunk += size;
         self.left -= size;
         piece as *mut u8
+    }
+
+    /// Another chunk: where, and how large.
+    fn grow(&self) -> Result<(usize, usize), Errno> {
+        if self.chunks < SMALL_CHUNKS {
+            return Ok((map(SMALL_CHUNK, 1 << LARGEST)?, SMALL_CHUNK));
+        }
+        let chunk = map(CHUNK, CHUNK)?;
+        // SAFETY: just mapped, and ours.
+        let _ = unsafe { mm::madvise(chunk as *mut _, CHUNK, Advice::LinuxHugepage) };
+        Ok((chunk, CHUNK))
     }
 
     fn give(&mut self, piece: *mut u8, class: usize) {
