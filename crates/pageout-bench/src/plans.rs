@@ -62,7 +62,12 @@ pub fn all(memory: Bytes) -> Vec<Plan> {
         plan("latency-1", format!("latency --size {two} --threads 1 --small"), "kernel-zram,pageout"),
         plan("latency-2", format!("latency --size {two} --threads 2 --small"), "kernel-zram,pageout"),
         plan("latency-4", format!("latency --size {two} --threads 4 --small"), "kernel-zram,pageout"),
-        plan("latency-idle", format!("latency --size {two} --small --rest 2ms"), "kernel-zram,pageout"),
+        plan(
+            "latency-idle",
+            format!("latency --size {} --ballast {} --small", times(0.75), times(1.0)),
+            "kernel-zram,pageout",
+        ),
+        plan("latency-cold", format!("latency --size {two} --small --rest 2ms"), "kernel-zram,pageout"),
         plan("swapin-rand", format!("rand --size {two} --seconds 5"), swapins),
         plan("swapin-seq", format!("seq --size {four} --threads 2 --rounds 4 --huge"), swapins),
         fitting("fits", format!("python --size {}M", memory.scaled(0.5).0 >> 20)),

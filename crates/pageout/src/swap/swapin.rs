@@ -1,7 +1,7 @@
 //! The way in: read a run of slots into filled frames, MOVE the frames to the pages that wait.
 //!
 //! ```text
-//! fetch    events shared, block lock: word Swapped → Busy for the run          (others leave it alone)
+//! fetch    events shared, block lock: word Swapped → Busy for all of the window (others leave it alone)
 //! read     no lock: a request for each run of slots, then the checksum of each page
 //! arrive   events shared, block lock: still the same word? MOVE, Busy → Resident
 //! ```
@@ -20,6 +20,8 @@ use rustix::io::Errno;
 
 /// What one server has under way. Made once.
 pub struct Incoming {
+    /// Which pages of the block, ascending.
+    pages: [u16; BLOCK_PAGES],
     words: [Word; BLOCK_PAGES],
     sums: [u128; BLOCK_PAGES],
     good: [bool; BLOCK_PAGES],
@@ -55,11 +57,43 @@ impl Incoming {
     /// Empty.
     pub fn new() -> Self {
         Self {
+            pages: [0; BLOCK_PAGES],
             words: [Word::default(); BLOCK_PAGES],
             sums: [0; BLOCK_PAGES],
             good: [false; BLOCK_PAGES],
             outgoing: Outgoing::new(),
         }
+    }
+
+    /// Notes the pages of `window` that are swapped, and gives their number; `index` is among them. Where another
+    /// request costs more than the fault that it saves: those around `index` that lie on neighbouring slots.
+    fn gather(&mut self, block: &BlockState, index: usize, window: (usize, usize), quick: bool) -> usize {
+        let entry = block.word(index).payload();
+        let swapped = |at: &usize| block.word(*at).tag() == Tag::Swapped;
+        let continues = |at: &usize| {
+            let word = block.word(*at);
+            swapped(at) && word.payload().wrapping_sub(*at as u64) == entry.wrapping_sub(index as u64)
+        };
+        let (low, high) = if quick {
+            window
+        } else {
+            let low = (window.0..index).rev().take_while(continues).last().unwrap_or(index);
+            (low, (index..window.1).take_while(continues).last().unwrap_or(index) + 1)
+        };
+        let found = (low..high).filter(swapped);
+        found.zip(&mut self.pages).map(|(at, page)| *page = at as u16).count()
+    }
+
+    /// Keeps `count` of the `n` pages, as many of them as can be from `index` on.
+    fn trim(&mut self, n: usize, count: usize, index: usize) {
+        let at = self.pages[..n].partition_point(|page| (*page as usize) < index);
+        let first = at.min(n - count);
+        self.pages.copy_within(first..first + count, 0);
+    }
+
+    /// The place in the block of the page that is `i`-th.
+    fn at(&self, i: usize) -> usize {
+        self.pages[i] as usize
     }
 }
 
@@ -83,9 +117,8 @@ pub(crate) enum Brought {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Brings in the run that `block.word(index)`, which is Swapped, belongs to, as far as it lies in
-    /// `low..high` (pages of the block) and on neighbouring slots. Consumes the guards' locks by closure so
-    /// that none is held during I/O. `whole`: a block that can come in whole does not come in pieces.
+    /// Brings in the page `index` of a block, which is Swapped, with what else is swapped of `window` (pages of the
+    /// block). No lock is held during I/O. `whole`: a block that can come in whole does not come in pieces.
     pub(crate) fn bring_in(
         &self,
         incoming: &mut Incoming,
@@ -94,7 +127,7 @@ impl<K: Kernel> Engine<K> {
         window: (usize, usize),
         whole: bool,
     ) -> Brought {
-        let (low, n, buffer) = {
+        let (n, buffer) = {
             let _regions = self.events.read();
             let block = self.space.block(block_start).expect("block of a swapped page");
             let mut block = block.lock();
@@ -103,44 +136,39 @@ impl<K: Kernel> Engine<K> {
                 self.kernel.wake(block_start + index * PAGE, PAGE);
                 return Brought::Done(index + 1);
             }
-            let (low, high) = swapped_run(&block, index, window, self.is_quick());
-            let as_one = high - low == BLOCK_PAGES && self.comes_whole(&block);
-            let (low, n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
-                Some(huge) => (0, BLOCK_PAGES, Buffer::Huge(huge)),
+            let n = incoming.gather(&block, index, window, self.is_quick());
+            let as_one = n == BLOCK_PAGES && self.comes_whole(&block);
+            let (n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
+                Some(huge) => (n, Buffer::Huge(huge)),
                 None if as_one && whole && self.config.huge => return Brought::NoHuge,
-                None => match self.small_frames(index, low, high) {
-                    Some((low, parts)) => (low, parts.count(), Buffer::Small(parts)),
-                    None => return Brought::NoFrame,
-                },
+                None => {
+                    let parts = self.frames.take(n);
+                    let count = parts.count();
+                    if count == 0 {
+                        return Brought::NoFrame;
+                    }
+                    incoming.trim(n, count, index);
+                    (count, Buffer::Small(parts))
+                }
             };
             for i in 0..n {
-                let word = block.word(low + i).fetch();
-                block.set(low + i, word);
+                let at = incoming.at(i);
+                let word = block.word(at).fetch();
+                block.set(at, word);
                 incoming.words[i] = word;
-                incoming.sums[i] = block.sum(low + i);
+                incoming.sums[i] = block.sum(at);
             }
-            (low, n, buffer)
+            (n, buffer)
         };
         self.read(incoming, n, &buffer);
-        let brought = self.arrive(incoming, block_start, low, n, index, &buffer);
+        let brought = self.arrive(incoming, block_start, n, index, &buffer);
         Stats::add(&self.stats.pswpin, n as u64);
         Stats::add(&self.stats.swap_ra, n as u64 - 1);
         Stats::add(&self.stats.swpin[n.ilog2() as usize], 1);
         brought
     }
 
-    /// Frames for as much of `low..high` as there are frames for, and where it begins; `index` is always among it.
-    fn small_frames(&self, index: usize, low: usize, high: usize) -> Option<(usize, Parts)> {
-        let n = high - low;
-        let parts = self.frames.take(n);
-        let got = parts.count();
-        if got == 0 {
-            return None;
-        }
-        Some((if got == n { low } else { index.min(high - got) }, parts))
-    }
-
-    /// Reads the run and says of each page whether it is what was written.
+    /// Reads the pages and says of each whether it is what was written.
     fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer) {
         let started = self.kernel.now();
         let mut read = 0;
@@ -199,7 +227,6 @@ impl<K: Kernel> Engine<K> {
         &self,
         incoming: &mut Incoming,
         block_start: usize,
-        low: usize,
         n: usize,
         asked: usize,
         buffer: &Buffer,
@@ -207,36 +234,37 @@ impl<K: Kernel> Engine<K> {
         let regions = self.events.read();
         let block = self.space.block(block_start).expect("block of a busy page");
         let mut block = block.lock();
-        let mut brought = Brought::Done(low + n);
+        let mut brought = Brought::Done(incoming.at(n - 1) + 1);
         let mut i = 0;
         let mut whole = false;
         let mut consumed = 0;
         while i < n {
-            let mine = |i: usize, block: &BlockState| block.word(low + i) == incoming.words[i];
+            let mine = |i: usize, block: &BlockState| block.word(incoming.at(i)) == incoming.words[i];
+            let to = block_start + incoming.at(i) * PAGE;
             if !mine(i, &block) {
                 // The program gave the page up while it was read; its count of the slot fell to us, and who
                 // touched it since waits for us.
                 self.place.put(incoming.words[i].payload(), 1);
                 self.unused(buffer, i, 1);
-                self.kernel.wake(block_start + (low + i) * PAGE, PAGE);
+                self.kernel.wake(to, PAGE);
                 i += 1;
                 continue;
             }
             if !incoming.good[i] {
-                self.poison(&mut block, block_start, low + i, incoming.words[i]);
+                self.poison(&mut block, block_start, incoming.at(i), incoming.words[i]);
                 self.unused(buffer, i, 1);
                 i += 1;
                 continue;
             }
             let (address, contiguous) = buffer.locate(self, i);
             let mut run = 1;
-            while run < contiguous && i + run < n && mine(i + run, &block) && incoming.good[i + run] {
+            let follows = |j: usize| incoming.at(j) == incoming.at(i) + (j - i) && incoming.good[j];
+            while run < contiguous && i + run < n && follows(i + run) && mine(i + run, &block) {
                 run += 1;
             }
-            let to = block_start + (low + i) * PAGE;
             let (done, moved, errno) = self.map(to, address, run);
             for j in i..i + done {
-                block.set(low + j, incoming.words[j].arrive());
+                block.set(incoming.at(j), incoming.words[j].arrive());
             }
             if moved {
                 self.consumed(buffer, i, done);
@@ -254,27 +282,28 @@ impl<K: Kernel> Engine<K> {
                     // Nothing of the rest can be mapped before the event is applied.
                     for j in i..n {
                         if mine(j, &block) {
-                            block.set(low + j, incoming.words[j].abandon());
+                            block.set(incoming.at(j), incoming.words[j].abandon());
                         } else {
                             self.place.put(incoming.words[j].payload(), 1);
                         }
                         self.unused(buffer, j, 1);
                     }
                     // Others than who asked may wait for these pages: they take their faults again.
-                    self.kernel.wake(block_start + (low + i) * PAGE, (n - i) * PAGE);
-                    brought = if asked >= low + i { Brought::Pending } else { Brought::Done(low + i) };
+                    let (next, end) = (incoming.at(i), incoming.at(n - 1) + 1);
+                    self.kernel.wake(block_start + next * PAGE, (end - next) * PAGE);
+                    brought = if asked >= next { Brought::Pending } else { Brought::Done(next) };
                     break;
                 }
                 Errno::EXIST => {
                     // Mapped already, by somebody who writes around us: theirs is the newer.
-                    block.set(low + i, incoming.words[i].arrive());
+                    block.set(incoming.at(i), incoming.words[i].arrive());
                     self.unused(buffer, i, 1);
                     self.kernel.wake(to + done * PAGE, PAGE);
                     i += 1;
                 }
                 _ => {
                     // Not to be mapped here and now (the mapping goes, or changed). It stays on the device.
-                    block.set(low + i, incoming.words[i].abandon());
+                    block.set(incoming.at(i), incoming.words[i].abandon());
                     self.unused(buffer, i, 1);
                     self.kernel.wake(to + done * PAGE, PAGE);
                     i += 1;
@@ -282,9 +311,9 @@ impl<K: Kernel> Engine<K> {
             }
         }
         // One unit stands for a block that is huge.
-        let last = if whole { 0 } else { (low + n - 1) / UNIT_PAGES };
-        for unit in low / UNIT_PAGES..=last {
-            self.used(&mut block, block_start, unit * UNIT_PAGES);
+        let pages = if whole { &incoming.pages[..1] } else { &incoming.pages[..n] };
+        for unit in pages.chunk_by(|a, b| *a as usize / UNIT_PAGES == *b as usize / UNIT_PAGES) {
+            self.used(&mut block, block_start, unit[0] as usize / UNIT_PAGES * UNIT_PAGES);
         }
         if whole {
             Stats::add(&self.stats.thp_swpin, 1);
@@ -373,23 +402,4 @@ impl<K: Kernel> Engine<K> {
             }
         }
     }
-}
-
-/// The pages around `index`, within `window`, that are swapped; to neighbouring slots, unless another request costs
-/// less than the fault that it saves.
-fn swapped_run(block: &BlockState, index: usize, window: (usize, usize), quick: bool) -> (usize, usize) {
-    let entry = block.word(index).payload();
-    let continues = |at: usize| {
-        let word = block.word(at);
-        word.tag() == Tag::Swapped
-            && (quick || word.payload().wrapping_sub(at as u64) == entry.wrapping_sub(index as u64))
-    };
-    let (mut low, mut high) = (index, index + 1);
-    while low > window.0 && continues(low - 1) {
-        low -= 1;
-    }
-    while high < window.1 && continues(high) {
-        high += 1;
-    }
-    (low, high)
 }
