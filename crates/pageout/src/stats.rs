@@ -64,7 +64,8 @@ counters! {
     thp_collapse_alloc,
     /// Pages brought in beside the one that was asked for.
     swap_ra,
-    /// Pages brought in beside another that were then used, as far as it was observed.
+    /// Of these, pages that a stream then went through. Of what else came in nobody sees whether it is used; a sample
+    /// of it decides how much comes in (`fault/order.rs`).
     swap_ra_hit,
     /// Faults that needed a device.
     pgmajfault,

@@ -21,8 +21,11 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use rustix::io::Errno;
 
-/// Pages of one window: a fault on the page after it continues its stream.
-const STREAM_PAGE_SHIFT: u32 = 8;
+/// A thread's stream in one word: its last window's order (8 bits), the pages that came in there beside the one asked
+/// for (12), and the page behind it: a fault there continues the stream.
+const STREAM_AHEAD_SHIFT: u32 = 8;
+const STREAM_PAGE_SHIFT: u32 = 20;
+const STREAM_AHEAD: u64 = (1 << STREAM_PAGE_SHIFT) - (1 << STREAM_AHEAD_SHIFT);
 
 /// A server of faults: what it has under way.
 pub struct Server {
@@ -222,7 +225,10 @@ impl Server {
                 }
             };
             match brought {
-                Brought::Done(end) => return engine.advance(fault.thread, block_start + end * PAGE, order),
+                Brought::Done(end) => {
+                    let ahead = core::mem::take(&mut self.incoming.ahead);
+                    return engine.advance(fault.thread, block_start + end * PAGE, order, ahead);
+                }
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
                     self.receive(engine);
@@ -388,6 +394,11 @@ impl<K: Kernel> Engine<K> {
         if follows && streams && page % BLOCK_PAGES == 0 {
             self.went_through((page - BLOCK_PAGES) * PAGE);
         }
+        if follows {
+            // Whoever comes out of a window at its end went through it; once.
+            let stream = self.stream(thread).fetch_and(!STREAM_AHEAD, Relaxed);
+            Stats::add(&self.stats.swap_ra_hit, (stream & STREAM_AHEAD) >> STREAM_AHEAD_SHIFT);
+        }
         follows
     }
 
@@ -466,8 +477,10 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.
-    fn advance(&self, thread: u32, end: usize, order: u8) {
-        self.stream(thread).store(((end / PAGE) as u64) << STREAM_PAGE_SHIFT | order as u64, Relaxed);
+    fn advance(&self, thread: u32, end: usize, order: u8, ahead: u16) {
+        let (page, ahead) = ((end / PAGE) as u64, ahead as u64);
+        let stream = page << STREAM_PAGE_SHIFT | ahead << STREAM_AHEAD_SHIFT | order as u64;
+        self.stream(thread).store(stream, Relaxed);
     }
 
     fn stream(&self, thread: u32) -> &AtomicU64 {

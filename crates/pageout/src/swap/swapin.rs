@@ -25,6 +25,8 @@ pub struct Incoming {
     words: [Word; BLOCK_PAGES],
     sums: [u128; BLOCK_PAGES],
     good: [bool; BLOCK_PAGES],
+    /// Pages that the last request brought in beside the one asked for.
+    pub(crate) ahead: u16,
     pub(crate) outgoing: Outgoing,
 }
 
@@ -61,6 +63,7 @@ impl Incoming {
             words: [Word::default(); BLOCK_PAGES],
             sums: [0; BLOCK_PAGES],
             good: [false; BLOCK_PAGES],
+            ahead: 0,
             outgoing: Outgoing::new(),
         }
     }
@@ -163,6 +166,7 @@ impl<K: Kernel> Engine<K> {
         self.read(incoming, n, &buffer);
         let brought = self.arrive(incoming, block_start, n, index, &buffer);
         Stats::add(&self.stats.pswpin, n as u64);
+        incoming.ahead = n as u16 - 1;
         Stats::add(&self.stats.swap_ra, n as u64 - 1);
         Stats::add(&self.stats.swpin[n.ilog2() as usize], 1);
         brought
