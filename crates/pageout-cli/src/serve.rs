@@ -549,10 +549,12 @@ fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
     Ok((file, mapping))
 }
 
-/// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed.
+/// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed. One at a
+/// time: a socket that is bound and does not listen yet refuses as one does that was left behind.
 fn listen() -> Result<Listener> {
     let directory = directory::runtime();
     directory::ensure_private(&directory)?;
+    let _turn = sys::lock(&directory).ok();
     for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_socket = path.extension().is_some_and(|extension| extension == "sock");

@@ -513,6 +513,14 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Waits for a lock on a file or directory (flock), which goes with what is returned.
+pub fn lock(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) })?;
+    Ok(file)
+}
+
 /// Connects to a `SOCK_SEQPACKET` socket, non-blocking.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let (address, len) = socket_address(path)?;
