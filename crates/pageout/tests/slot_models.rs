@@ -9,7 +9,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use loom::sync::Arc;
 use loom::thread;
-use pageout::slot::flaw::{ask, Flaw};
+use pageout::flaw::{ask, Flaw};
 use pageout::slot::*;
 
 const CLUSTER: u64 = CLUSTER_SLOTS as u64;

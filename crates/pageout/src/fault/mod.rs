@@ -207,7 +207,9 @@ impl Server {
         // How often what can come in whole waits for a huge frame.
         let mut patience = PATIENCE;
         loop {
-            let (brought, order) = match self.decide(engine, block_start, index, fault) {
+            let decision = self.decide(engine, block_start, index, fault);
+            let was_read = matches!(decision, Decision::Read(..));
+            let (brought, order) = match decision {
                 Decision::Answered => return,
                 Decision::Pending => (Brought::Pending, 0),
                 Decision::Zeros(low, high, order) => {
@@ -222,7 +224,12 @@ impl Server {
                 }
             };
             match brought {
-                Brought::Done(end) => return engine.advance(fault.thread, block_start + end * PAGE, order),
+                Brought::Done(end) => {
+                    engine.advance(fault.thread, block_start + end * PAGE, order);
+                    return if was_read {
+                        engine.bring_around(&mut self.incoming)
+                    };
+                }
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
                     self.receive(engine);

@@ -8,12 +8,14 @@
 //! What the program gave up in the meantime is noticed by its changed word; its frame and slot are then
 //! ours to give back. Allocates nothing.
 
+use super::place::AROUND;
 use super::swapout::Outgoing;
 use crate::engine::Engine;
+use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
-use crate::space::{BlockState, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
@@ -129,6 +131,34 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
+    /// What was read last lies on a disk that turns: what lies around it comes in too, whosever pages they are, as far
+    /// as there are frames. The way there is what costs. After the fault was answered; no lock held.
+    pub(crate) fn bring_around(&self, incoming: &mut Incoming) {
+        let Some((first, pages)) = self.place.around(incoming.words[0].payload()) else { return };
+        for (i, page) in pages.into_iter().enumerate() {
+            let Some(page) = page.map(|page| page as usize) else { continue };
+            let (block_start, index) = (page / BLOCK_PAGES * BLOCK, page % BLOCK_PAGES);
+            let is_there = self.space.block(block_start).is_some_and(|block| {
+                let word = block.lock().word(index);
+                word.tag() == Tag::Swapped && word.payload() == first + i as u64
+            });
+            if !is_there {
+                continue;
+            }
+            if self.frames.ready_pages() < AROUND {
+                if self.budget.load(Relaxed) < AROUND as i64 {
+                    return;
+                }
+                self.grow_frames();
+            }
+            let window = (index, (index + AROUND - i).min(BLOCK_PAGES));
+            if self.bring_in(incoming, block_start, index, window, false) == Brought::Pending {
+                return;
+            }
+            Stats::add(&self.stats.swap_ra, 1);
+        }
+    }
+
     /// Frames for as much of `low..high` as there are frames for, and where it begins; `index` is always among it.
     fn small_frames(&self, index: usize, low: usize, high: usize) -> Option<(usize, Parts)> {
         let n = high - low;
@@ -212,7 +242,9 @@ impl<K: Kernel> Engine<K> {
         let mut whole = false;
         let mut consumed = 0;
         while i < n {
-            let mine = |i: usize, block: &BlockState| block.word(low + i) == incoming.words[i];
+            let mine = |i: usize, block: &BlockState| {
+                block.word(low + i) == incoming.words[i] || makes(Flaw::ArriveUnsure)
+            };
             if !mine(i, &block) {
                 // The program gave the page up while it was read; its count of the slot fell to us, and who
                 // touched it since waits for us.
@@ -304,7 +336,8 @@ impl<K: Kernel> Engine<K> {
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
     /// Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
-        match self.kernel.move_pages(to, from, pages * PAGE, true) {
+        let wake = pages == 1 || !makes(Flaw::WakeForgotten);
+        match self.kernel.move_pages(to, from, pages * PAGE, wake) {
             Ok(()) => (pages, true, None),
             Err(partial) if partial.done > 0 => {
                 let done = partial.done / PAGE;
