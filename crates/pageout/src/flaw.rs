@@ -17,6 +17,12 @@ pub enum Flaw {
     OffAtOnce,
     /// Room for an overflowing count is installed over room that somebody installed meanwhile.
     ContinuedTwice,
+    /// Two take up a trunk that nobody used, and both list its clusters.
+    AdoptTwice,
+    /// A trunk is handed back without another look at whether its clusters are free.
+    TrunkUnsure,
+    /// A device leaves though a slot of it is in use.
+    EndUnsure,
     /// A page that was written out is taken for out though a fault took it back meanwhile.
     SettleUnsure,
     /// A page that was read is mapped though the program gave it up meanwhile.

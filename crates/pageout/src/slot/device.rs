@@ -19,6 +19,7 @@ use super::spare::{Memory, Spares};
 use super::table::{one, One, Table};
 use super::trunks::TrunkSet;
 use super::{DeviceId, Entry, LockClass, CLUSTER_SLOTS, MAX_SLOTS, ORDERS, TRUNK_CLUSTERS, TRUNK_SLOTS};
+use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Guard, Lock};
@@ -383,7 +384,7 @@ impl Device {
         let mut tables = self.trim_tables(number, spares, memory).ok_or(NoMemory)?.into_iter().flatten();
         let mut trunks = self.trunks.lock();
         // Under the lock that swapoff takes after it switched the device off.
-        if !self.is_on() || !trunks.fresh.remove(number) {
+        if !self.is_on() || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
             // Another CPU was quicker: what it adopted is for all.
             return Ok(self.is_on() && wanted.is_none());
         }
@@ -486,7 +487,7 @@ impl Device {
         let move_all = |clusters: &[Cluster], from: Place, to: Place| {
             clusters.iter().enumerate().position(|(i, cluster)| {
                 let mut state = cluster.lock();
-                if cluster.place() != from {
+                if cluster.place() != from && !makes(Flaw::TrunkUnsure) {
                     return true;
                 }
                 let index = number * TRUNK_CLUSTERS as u32 + i as u32;

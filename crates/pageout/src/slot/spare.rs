@@ -84,13 +84,16 @@ impl Spares {
         }
     }
 
+    // What publishes trunks and chunks (`OnceBox`) is not loom's: it would not know that who finds one finds it whole,
+    // if there were a lock, which it does know, on the way.
+
     pub(super) fn trunk(&self, memory: Memory) -> Option<One<Trunk>> {
-        let spare = self.trunks.lock().pop();
+        let spare = if cfg!(loom) { None } else { self.trunks.lock().pop() };
         or_new(spare, memory, Trunk::new)
     }
 
     pub(super) fn chunk(&self, memory: Memory) -> Option<One<Chunk>> {
-        let spare = self.chunks.lock().pop();
+        let spare = if cfg!(loom) { None } else { self.chunks.lock().pop() };
         or_new(spare, memory, new_chunk)
     }
 }

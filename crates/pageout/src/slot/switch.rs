@@ -147,6 +147,7 @@ impl Slots {
         let device = self.device(id).filter(|_| *numbers & id.bit() != 0).ok_or(SwapoffError::NoDevice)?;
         match self.count_used(device) {
             0 => {}
+            _ if makes(Flaw::EndUnsure) => {}
             used => return Err(SwapoffError::InUse(used)),
         }
         if device.clusters(0).any(|(_, cluster)| cluster.place() == Place::DISCARDING) {
