@@ -21,8 +21,8 @@ use std::time::Duration;
 const TRAP: &str = env!("CARGO_BIN_EXE_trap");
 
 /// Traps that swap to a file in `CARGO_TARGET_TMPDIR`: the plain one, one whose direct I/O shares the disk with
-/// the engine's, and those that limit what files may be.
-const ON_FILE: [&str; 4] = ["fill-threads", "direct-read", "rlimit-fsize", "rlimit-late"];
+/// the engine's, those that limit what files may be, and one whose room is given back.
+const ON_FILE: [&str; 5] = ["fill-threads", "direct-read", "rlimit-fsize", "rlimit-late", "let-go"];
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -43,6 +43,7 @@ fn main() -> ExitCode {
     trials.extend([
         beside_others("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
         beside_others("huge-whole".into(), || settings.huge_whole()),
+        beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
@@ -216,6 +217,28 @@ impl Settings {
         Ok(())
     }
 
+    /// Room on the swap file that nobody uses any more is given back to the file system while the program lives.
+    fn discards(&self) -> Result<(), Failed> {
+        let run = self.under_pageout(self.size / 4, &self.arguments("let-go", self.size))?;
+        let mut watched = Watched::start(run.command, Vec::new())?;
+        watched.line("filled", self.timeout)?;
+        let held = blocks_held(watched.pid());
+        watched.line("gone", self.timeout)?;
+        let patience = std::time::Instant::now() + Duration::from_secs(3);
+        let mut left = blocks_held(watched.pid());
+        while left > held / 4 && std::time::Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(20));
+            left = blocks_held(watched.pid());
+        }
+        check_ok(&watched.finish(self.timeout)?)?;
+        some_out(&run.stats)?;
+        eprintln!("discards: {} of {} are left", in_mib(left as usize * 512), in_mib(held as usize * 512));
+        if held * 512 < self.size as u64 / 2 || left > held / 4 {
+            return Err(format!("{left} of {held} blocks are left").into());
+        }
+        Ok(())
+    }
+
     /// Standard streams pass through, all of them.
     fn streams(&self) -> Result<(), Failed> {
         let arguments = self.arguments("cat", self.size);
@@ -354,6 +377,14 @@ impl Settings {
         }
         some_out(&run.stats).map(drop)
     }
+}
+
+/// Blocks of 512 bytes that the files without a name hold which a process has open.
+fn blocks_held(pid: u32) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let files = files.flatten().filter_map(|file| std::fs::metadata(file.path()).ok());
+    files.filter(|about| about.is_file() && about.nlink() == 0).map(|about| about.blocks()).sum()
 }
 
 /// How often a device of the run went before it ended.

@@ -56,7 +56,7 @@ impl Devices {
             discard: settings.flags & 1 != 0,
             rotational: settings.flags & 2 != 0,
             slots: 0,
-            first: 0,
+            first: u64::from(settings.flags & 4 != 0),
         };
         let failed = match FileDevice::from_fd(fd, FileOptions::default()) {
             Ok(device) => place

@@ -53,6 +53,8 @@ const COUNT_EVERY: u64 = 300_000_000;
 const REST: u64 = 2_000_000_000;
 /// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
 const LARGEST_ROOM: u64 = 16 << 20;
+/// Clusters that are discarded in one rest of the evictor at most.
+const DISCARDS: usize = 64;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -457,6 +459,7 @@ impl Life {
         let mut next_count = 0;
         loop {
             engine.space.spares.refill();
+            engine.place.refill();
             let seen = engine.kernel.statm();
             let resident = seen.resident;
             let now = engine.kernel.now();
@@ -681,5 +684,12 @@ extern "C" fn evict(keeper: usize) -> ! {
         }
         let Some(nap) = round.nap_ns() else { continue };
         engine.wanted.wait(wanted, nap);
+        // Nobody has called for so long: what is free is given back. Under load it is written again at once.
+        let rests = || round == Round::Idle && engine.wanted.heard() == wanted;
+        for _ in 0..DISCARDS {
+            if !rests() || !engine.place.discard() {
+                break;
+            }
+        }
     }
 }

@@ -2,8 +2,8 @@
 //! program has just given up and is about to map again; later mappings between guard pages where that is used up.
 //! Known, so that it is never adopted; private to the process, so not in a fork's child.
 //!
-//! The allocator serves powers of two up to 64 KiB from free lists over mapped chunks, larger sizes from mappings
-//! of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.
+//! The allocator serves powers of two up to 64 KiB, and a quarter more than each, from free lists over mapped chunks,
+//! larger sizes from mappings of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
@@ -214,8 +214,21 @@ const CHUNK: usize = 2 << 20;
 const SMALL_CHUNK: usize = 1 << 20;
 const SMALL_CHUNKS: usize = 2;
 
+/// Sizes that are served: for each power of two itself, and a quarter more than it (tables of slots are that).
+const CLASSES: usize = 2 * (LARGEST + 1);
+
+/// Bytes of a class's pieces, and what they are aligned to.
+fn pieces_of(class: usize) -> (usize, usize) {
+    let power = 1 << (class / 2);
+    if class % 2 == 0 {
+        (power, power)
+    } else {
+        (power + power / 4, power / 4)
+    }
+}
+
 struct Heap {
-    free: [*mut u8; LARGEST + 1],
+    free: [*mut u8; CLASSES],
     chunk: usize,
     left: usize,
     chunks: usize,
@@ -228,7 +241,7 @@ static HEAP_LOCKS: LockClass = LockClass::new();
 static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &HEAP_LOCKS);
 
 impl Heap {
-    const EMPTY: Heap = Heap { free: [null_mut(); LARGEST + 1], chunk: 0, left: 0, chunks: 0 };
+    const EMPTY: Heap = Heap { free: [null_mut(); CLASSES], chunk: 0, left: 0, chunks: 0 };
 
     fn take(&mut self, class: usize) -> *mut u8 {
         let found = self.free[class];
@@ -237,9 +250,9 @@ impl Heap {
             self.free[class] = unsafe { found.cast::<*mut u8>().read() };
             return found;
         }
-        let size = 1 << class;
-        // Pieces are aligned to their size, as chunks are to the largest.
-        let skip = self.chunk.next_multiple_of(size) - self.chunk;
+        let (size, align) = pieces_of(class);
+        // Chunks are aligned to the largest.
+        let skip = self.chunk.next_multiple_of(align) - self.chunk;
         if self.left < skip + size {
             let Ok((chunk, len)) = self.grow() else { return null_mut() };
             (self.chunk, self.left) = (chunk, len);
@@ -297,15 +310,24 @@ struct Own;
 #[global_allocator]
 static OWN: Own = Own;
 
+/// The smallest class that fits. Free pieces hold a link, so all are aligned for one.
 fn class_of(layout: &Layout) -> usize {
-    (layout.size().max(layout.align()).max(1 << SMALLEST)).next_power_of_two().trailing_zeros() as usize
+    let size = layout.size().max(layout.align()).max(1 << SMALLEST);
+    let class = 2 * size.next_power_of_two().trailing_zeros() as usize;
+    let smaller = class - 1;
+    let (most, align) = pieces_of(smaller);
+    if size <= most && layout.align() <= align && align >= 1 << SMALLEST {
+        smaller
+    } else {
+        class
+    }
 }
 
 // SAFETY: pieces are as large and aligned as asked, and handed out once.
 unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let class = class_of(&layout);
-        if class <= LARGEST {
+        if class < CLASSES - 1 {
             return HEAP.lock().take(class);
         }
         let len = layout.size().next_multiple_of(PAGE);
@@ -315,7 +337,7 @@ unsafe impl GlobalAlloc for Own {
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
         debug_assert!(NonNull::new(piece).is_some());
         let class = class_of(&layout);
-        if class <= LARGEST {
+        if class < CLASSES - 1 {
             HEAP.lock().give(piece, class);
         } else {
             unmap(piece as usize, layout.size().next_multiple_of(PAGE));

@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 const HELD_SLOTS: usize = 2 * CLUSTER_SLOTS;
 /// What a thread allocates and frees at a time, in runs.
 const BATCH: usize = 64;
+/// Classes of locks.
+const CLASSES: usize = 3;
 /// The trunks of a device for each thread.
 const TRUNKS_EACH: u64 = 8;
 
@@ -58,23 +60,31 @@ pub fn measure_all(args: &SlotsArgs) -> Result<Vec<Row>> {
 /// The table.
 pub fn text(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>12} {:>9}\n",
-        "threads", "order", "device", "shared", "own", "ratio", "locks/slot", "waits/1M"
+        "{:>7} {:>5} {:>6} {:>10} {:>10} {:>7} {:>27} {:>26}\n",
+        "threads",
+        "order",
+        "device",
+        "shared",
+        "own",
+        "ratio",
+        "locks taken/1000 slots",
+        "waits/1M allocations"
     );
-    let _ = writeln!(text, "{:>31} {:>10} {:>7} {:>22}", "Mslot/s", "Mslot/s", "%", "allocs");
+    let classes = ["cluster", "lists", "device"].map(|class| format!("{class:>8}")).concat();
+    let _ = writeln!(text, "{:>31} {:>10} {:>7}    {classes}   {classes}", "Mslot/s", "Mslot/s", "%");
     for row in rows {
-        let _ = writeln!(
+        let _ = write!(
             text,
-            "{:>7} {:>5} {:>6} {:>10.1} {:>10.1} {:>7.1} {:>12.4} {:>9.1}",
+            "{:>7} {:>5} {:>6} {:>10.1} {:>10.1} {:>7.1}    ",
             row.threads,
             row.order,
             if row.aged { "aged" } else { "fresh" },
             row.shared / 1e6,
             row.own / 1e6,
             100.0 * row.shared / row.own,
-            row.locks_per_slot,
-            row.waits_per_million,
         );
+        let columns = |values: [f64; CLASSES]| values.map(|value| format!("{value:>8.1}")).concat();
+        let _ = writeln!(text, "{}   {}", columns(row.locks_per_thousand), columns(row.waits_per_million));
     }
     text
 }
@@ -88,8 +98,9 @@ pub struct Row {
     /// Slots a second, allocated and freed, by all threads together.
     shared: f64,
     own: f64,
-    locks_per_slot: f64,
-    waits_per_million: f64,
+    /// By class: clusters, lists, devices.
+    locks_per_thousand: [f64; CLASSES],
+    waits_per_million: [f64; CLASSES],
 }
 
 fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
@@ -98,13 +109,14 @@ fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
     let slice = Duration::from_millis(20);
     let slices = (time.as_secs_f64() / slice.as_secs_f64() / 2.0).ceil().max(5.0) as usize;
     let (mut shared, mut own) = (Vec::new(), Vec::new());
-    let (mut locks, mut waits, mut slots) = (0, 0, 0);
+    let (mut locks, mut waits, mut slots) = ([0; CLASSES], [0; CLASSES], 0);
     for _ in 0..slices {
-        let before = lock_counts();
+        let before = class_counts();
         let (done, rate) = work(&one, threads, order, slice);
-        let after = lock_counts();
-        locks += after.0 - before.0;
-        waits += after.1 - before.1;
+        for (class, (after, before)) in class_counts().into_iter().zip(before).enumerate() {
+            locks[class] += after.0 - before.0;
+            waits[class] += after.1 - before.1;
+        }
         slots += done;
         shared.push(rate);
         own.push(work(&each, threads, order, slice).1);
@@ -115,8 +127,8 @@ fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
         aged,
         shared: best(shared),
         own: best(own),
-        locks_per_slot: locks as f64 / slots as f64,
-        waits_per_million: waits as f64 * 1e6 / (slots >> order) as f64,
+        locks_per_thousand: locks.map(|locks| locks as f64 * 1e3 / slots as f64),
+        waits_per_million: waits.map(|waits| waits as f64 * 1e6 / (slots >> order) as f64),
     }
 }
 
@@ -127,9 +139,14 @@ fn best(mut rates: Vec<f64>) -> f64 {
     rates[..n].iter().sum::<f64>() / n as f64
 }
 
+/// Locks taken, and waited for, by class.
+fn class_counts() -> [(u64, u64); CLASSES] {
+    [&CLUSTER_LOCKS, &LIST_LOCKS, &DEVICE_LOCKS].map(|class| class.counts())
+}
+
+/// The same of all.
 pub fn lock_counts() -> (u64, u64) {
-    let all = [&CLUSTER_LOCKS, &LIST_LOCKS, &DEVICE_LOCKS].map(|class| class.counts());
-    all.into_iter().fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
+    class_counts().into_iter().fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
 }
 
 /// An allocator with room for `threads`; an aged one has one slot in eight used, all over, but for whole

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
+use pageout::device::header::{Header, HeaderError};
 use pageout::wire::{DeviceSettings, TRUNK_SLOTS};
 
 use crate::memory;
@@ -22,9 +23,8 @@ use crate::sys::{self, FileSystem};
 pub const PAGE: u64 = 4096;
 /// Bytes of a trunk: devices are lent to processes in pieces of this size.
 pub const TRUNK: Bytes = Bytes(TRUNK_SLOTS * PAGE);
-/// Where the signature of swap stands, and what it is.
-const SIGNATURE_AT: u64 = PAGE - 10;
-const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
+/// Bytes in which a header of swap is looked for: the largest page of any machine.
+const HEADER_MAX: u64 = 64 << 10;
 
 /// A device that is open.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Device {
     pub discards: bool,
     is_block_device: bool,
     is_memory: bool,
-    /// The first page, if it carried the signature of swap: put back at the end.
+    /// The first page, if it is a header of swap: nobody writes there, and it is put back at the end all the same.
     header: Option<Box<[u8; PAGE as usize]>>,
     /// The length that a file of the user's had: it is emptied and cut back at the end.
     held: Option<u64>,
@@ -64,7 +64,7 @@ impl Device {
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
             priority: spec.priority.unwrap_or(-2 - index as i32),
-            flags: u32::from(discards) | u32::from(spec.rotational) << 1,
+            flags: u32::from(discards) | u32::from(spec.rotational) << 1 | u32::from(header.is_some()) << 2,
             slots: trunks * TRUNK_SLOTS,
             serial: index as u64,
         };
@@ -110,7 +110,9 @@ impl Device {
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.
     pub fn discard(&self, trunk: u64) {
         if self.discards {
-            let done = sys::discard(&self.file, self.is_block_device, trunk * TRUNK.0, TRUNK.0);
+            let kept = if trunk == 0 && self.header.is_some() { PAGE } else { 0 };
+            let at = trunk * TRUNK.0 + kept;
+            let done = sys::discard(&self.file, self.is_block_device, at, TRUNK.0 - kept);
             if let Err(error) = done {
                 say::debug(format_args!("{}: discard: {}", self.name, sys::reason(&error)));
             }
@@ -281,16 +283,18 @@ impl Opened {
             bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
         }
         let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
-        let header = header_of(&file).map_err(|e| cannot(&name, "be read", &e))?;
+        let header = header_of(&file, &name, held)?;
+        // What lies behind the swap that the header speaks of is somebody else's.
+        let (header, room) = header.map_or((None, held), |(page, room)| (Some(page), room));
         if header.is_none() && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
             bail!("{name}: holds data that is not swap; run mkswap {name} if it may go, or name a new file");
         }
         let size = match spec.size {
-            Some(size) if kind.is_block_device() && size.0 > held => {
-                bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(held))
+            Some(size) if kind.is_block_device() && size.0 > room => {
+                bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(room))
             }
-            Some(size) if kind.is_block_device() || size.0 <= held => size,
-            None if held > 0 => Bytes(held),
+            Some(size) if kind.is_block_device() || size.0 <= room => size,
+            None if held > 0 => Bytes(room),
             _ => {
                 let size = room_for(path, spec)?;
                 if !dry {
@@ -370,14 +374,20 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     Ok(size)
 }
 
-/// The first page, if it carries the signature of swap.
-fn header_of(file: &File) -> io::Result<Option<Box<[u8; PAGE as usize]>>> {
-    let mut page = Box::new([0; PAGE as usize]);
-    match file.read_exact_at(page.as_mut_slice(), 0) {
-        Ok(()) => Ok((page[SIGNATURE_AT as usize..] == *SIGNATURE).then_some(page)),
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
-        Err(error) => Err(error),
+/// The first page, if it is a header of swap, and the bytes that it speaks of. One that is wrong is refused.
+fn header_of(file: &File, name: &str, held: u64) -> Result<Option<(Box<[u8; PAGE as usize]>, u64)>> {
+    let mut first = vec![0; held.min(HEADER_MAX) as usize];
+    file.read_exact_at(&mut first, 0).map_err(|e| cannot(name, "be read", &e))?;
+    let header = match Header::parse(&first, held) {
+        Ok(header) => header,
+        Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => return Ok(None),
+        Err(error) => bail!("{name}: {error}"),
+    };
+    if !header.bad_pages().is_empty() {
+        bail!("{name}: its header lists {} bad pages; name a device without", header.bad_pages().len());
     }
+    let page = first[..PAGE as usize].try_into().expect("a page was parsed");
+    Ok(Some((Box::new(page), (u64::from(header.last_page()) + 1) * PAGE)))
 }
 
 /// Whether the kernel swaps to this file.

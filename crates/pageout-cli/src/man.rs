@@ -36,15 +36,15 @@ const SECTIONS: [(&str, &[&str]); 11] = [
         "SWAP DEVICES",
         &[
             "PATH is a block device, an existing file, or a new one. A file must have mode 0600. An existing file or \
-             block device must be empty or carry the signature of mkswap(8), which is put back at the end; files are \
-             emptied at the end. A new file is made with mode 0600 and removed at the end; not in a directory that others \
-             can write: leave out --swap there, for a file without a name. mem is memory that counts for nobody's limit \
+             block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
+             end. A new file is made with mode 0600 and removed at the end; not in a directory that others can write: \
+             leave out --swap there, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
              reserve (the larger of 1 GiB and 5 %). pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
-             back at once, rotational keeps to ascending order for a disk that turns. Room is lent to processes by 64 \
-             MiB, the least size of a device.",
+             back when the program rests, rotational keeps to ascending order for a disk that turns and reads ahead by \
+             place. Room is lent to processes by 64 MiB, the least size of a device.",
             "A device that is full stops nothing: no more goes out, and the limit gives way. Data that cannot be read \
              back raises SIGBUS where it is touched, never zeros.",
         ],

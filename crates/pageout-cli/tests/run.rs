@@ -135,12 +135,46 @@ fn files_without_a_name_leave_nothing_and_named_ones_go() {
     assert!(!place.path("swap").exists());
 }
 
+/// What mkswap writes: version, last page, number of bad pages.
+fn swap_header(version: u32, last_page: u32, bad_pages: u32) -> Vec<u8> {
+    let mut header = vec![0; 4096];
+    for (at, number) in [(1024, version), (1028, last_page), (1032, bad_pages), (1536, 5)] {
+        header[at..at + 4].copy_from_slice(&number.to_ne_bytes());
+    }
+    header[4086..].copy_from_slice(b"SWAPSPACE2");
+    header
+}
+
+#[test]
+fn headers_that_are_wrong_are_refused_with_their_reasons() {
+    let place = Place::new();
+    let path = place.sparse("swap", 64 << 20);
+    let pages = (64 << 20) / 4096;
+    let mut old = swap_header(1, pages - 1, 0);
+    old[4086..].copy_from_slice(b"SWAP-SPACE");
+    for (header, reason) in [
+        (swap_header(2, pages - 1, 0), "swap header of version 2, not 1; run mkswap on it"),
+        (
+            swap_header(1, 2 * pages - 1, 0),
+            "swap header for 128M, but the device has 64M; enlarge it or run mkswap on it",
+        ),
+        (swap_header(1, 0, 0), "swap header of a device without pages; run mkswap on it"),
+        (swap_header(1, pages - 1, 1000), "swap header with 1000 bad pages, more than 637; run mkswap on it"),
+        (swap_header(1, pages - 1, 1), "its header lists 1 bad pages; name a device without"),
+        (old, "swap header of the old format; run mkswap on it"),
+    ] {
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).unwrap();
+        let ended = finish(&mut place.pageout(["run", "-s", "swap", "true"]));
+        assert_eq!((ended.status, ended.err), (125, format!("pageout: swap: {reason}\n")));
+    }
+}
+
 #[test]
 fn files_of_the_user_are_left_as_they_were() {
     let place = Place::new();
     let path = place.sparse("swap", 64 << 20);
-    let mut header = vec![0; 4096];
-    header[4086..].copy_from_slice(b"SWAPSPACE2");
+    let header = swap_header(1, (64 << 20) / 4096 - 1, 0);
     let file = fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).unwrap();
     let script =

@@ -14,6 +14,10 @@ mod call;
 pub mod device;
 pub mod engine;
 pub mod fault;
+#[cfg(not(any(loom, shuttle)))]
+mod flaw;
+#[cfg(any(loom, shuttle))]
+pub mod flaw;
 pub mod frame;
 pub mod kernel;
 pub mod page;

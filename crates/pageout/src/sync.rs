@@ -12,6 +12,12 @@ pub use loom::sync::atomic;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic;
 
+/// A pointer that is written once. Tables have thousands, so shuttle does not stop at each.
+#[cfg(not(shuttle))]
+pub use atomic::AtomicPtr as TablePtr;
+#[cfg(shuttle)]
+pub use core::sync::atomic::AtomicPtr as TablePtr;
+
 use core::ops::{Deref, DerefMut};
 
 /// Counters of a class, each pair on a line of its own.
@@ -104,7 +110,11 @@ impl Bell {
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, heard, Some(&timeout));
         }
         #[cfg(any(loom, shuttle))]
-        let _ = (heard, timeout_ns);
+        {
+            // A model's threads call each other soon enough.
+            let _ = (heard, timeout_ns);
+            Backoff::new().snooze();
+        }
     }
 }
 
@@ -442,7 +452,7 @@ impl<T> Drop for WriteGuard<'_, T> {
 
 /// Waiting in growing steps: spin, then give the CPU away (the holder may be preempted on it).
 pub struct Backoff {
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(not(loom))]
     step: u32,
 }
 
@@ -451,7 +461,7 @@ impl Backoff {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         Self {
-            #[cfg(not(any(loom, shuttle)))]
+            #[cfg(not(loom))]
             step: 0,
         }
     }
@@ -461,7 +471,11 @@ impl Backoff {
         #[cfg(loom)]
         loom::thread::yield_now();
         #[cfg(shuttle)]
-        shuttle::thread::yield_now();
+        {
+            self.step += 1;
+            assert!(self.step < 10_000, "hang: what is waited for does not come");
+            shuttle::thread::yield_now();
+        }
         #[cfg(not(any(loom, shuttle)))]
         {
             self.step += 1;

@@ -217,7 +217,7 @@ pub struct Settings {
 pub struct DeviceSettings {
     /// Higher is used first; equal ones in rotation.
     pub priority: i32,
-    /// Bit 0: discard, bit 1: rotational.
+    /// Bit 0: discard, bit 1: rotational, bit 2: page 0 is a header, which stays.
     pub flags: u32,
     /// Pages that the device may grow to; 0: there is none.
     pub slots: u64,

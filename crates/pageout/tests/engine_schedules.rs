@@ -37,6 +37,7 @@ fn base() -> Plan {
         meanwhile: 0,
         nested: 0,
         slow: false,
+        rotational: false,
         real: false,
         habits: Habits { faulty: false, ..Habits::ALL },
     }
@@ -554,4 +555,21 @@ fn a_page_shared_since_a_fork_is_met_by_a_fault_that_reclaims() {
     // The server may not populate: the simulated kernel fails if it does.
     touch(&world, 0, 200, 400, true);
     end(&world);
+}
+
+/// Pages of two blocks leave in turn, so that neighbours on the device are strangers in memory: on a disk that turns
+/// they come in together, elsewhere by themselves.
+#[test]
+fn a_disk_that_turns_reads_ahead_by_place() {
+    for rotational in [true, false] {
+        let world = world(|plan| Plan { rotational, max_order: 0, ..plan });
+        for page in 0..32 {
+            write_and_evict(&world, page % 2 * 512 + page, 1);
+        }
+        touch(&world, 0, 0, 1, false);
+        world.settle();
+        let came = world.engine.space.resident();
+        assert!(came == if rotational { 15 } else { 1 }, "{came} pages came in");
+        end(&world);
+    }
 }

@@ -199,6 +199,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     let other = map(PAGES * PAGE);
     engine.adopt(other, other + PAGES * PAGE).unwrap();
     engine.space.spares.refill();
+    engine.place.refill();
     engine.policy.lock().reserve();
     let write_other = || {
         for n in 0..PAGES {
@@ -211,11 +212,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
         assert!(answered_in_handler(engine, all_there));
     }
     assert!(counters("allocstall") > 0);
-    // A cluster of the device that was never used before asks for its table, 4 KiB for 2 MiB; nothing else does.
-    let tables = CALLS.swap(0, SeqCst);
-    assert!(tables as u64 <= 2 * counters("pswpout").div_ceil(512), "{tables} tables");
-    println!("{} faults, {} stalls, {tables} tables", ANSWERED.load(SeqCst), counters("allocstall"));
-    answered_in_handler(engine, write_other);
-    assert!(answered_in_handler(engine, all_there));
+    println!("{} faults, {} stalls", ANSWERED.load(SeqCst), counters("allocstall"));
+    // Clusters of the device that were never used before have their tables from those kept ready.
     assert_eq!(CALLS.load(SeqCst), 0, "direct reclaim");
 }

@@ -76,6 +76,38 @@ fn s0_5_a_batch_within_a_cluster_takes_one_lock() {
 }
 
 #[test]
+fn a_full_device_leaves_and_returns_without_a_lock_that_all_share() {
+    let _turn = turn();
+    let slots = slots(2);
+    let config = |priority| DeviceConfig {
+        priority,
+        rotational: false,
+        discard: false,
+        slots: 2 * CLUSTER_SLOTS as u64,
+        first: 0,
+    };
+    let (high, higher) = (slots.swapon(config(1)).unwrap(), slots.swapon(config(2)).unwrap());
+    let mut full = vec![Entry::INVALID; 4 * CLUSTER_SLOTS];
+    assert_eq!(slots.alloc_batch(0, 0, owner_of, &mut full), full.len());
+    // Nobody looks at the two that are full.
+    assert!(slots.alloc(0, 0, owner(0)).is_some());
+    let before = (DEVICE_LOCKS.counts().0, taken());
+    for page in 0..100 {
+        let entry = slots.alloc(0, 0, owner(page)).unwrap();
+        assert!(![Some(high), Some(higher)].contains(&entry.device()));
+    }
+    assert_eq!((DEVICE_LOCKS.counts().0, taken().0), (before.0, before.1 .0 + 100), "a cluster's lock each");
+    // They return: the cluster's lock, that of its own list, and no other.
+    let (one, other) = (full[3], *full.last().unwrap());
+    let before = taken();
+    slots.put(one, 1).unwrap();
+    slots.put(other, 1).unwrap();
+    assert_eq!((taken().0 - before.0, taken().1 - before.1), (2, 2));
+    let back = [slots.alloc(1, 0, owner(0)), slots.alloc(1, 0, owner(0))];
+    assert_eq!(back, [Some(one), Some(other)], "the higher one first");
+}
+
+#[test]
 fn s2_1_writeback_takes_no_lock_here() {
     let _turn = turn();
     let slots = slots(1);

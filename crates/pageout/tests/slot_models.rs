@@ -1,15 +1,15 @@
 //! Models of the slot allocator: loom tries the ways in which threads can meet.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test slot_models`. Two threads are tried in
-//! full unless a bound on preemptions is given; `PAGEOUT_MODELS=short` bounds all of them. Each model has a twin that
-//! is told to make one mistake and must fail.
+//! full unless a bound on preemptions is given, three with few; `PAGEOUT_MODELS=short` bounds all of them.
+//! Each model has a twin that is told to make one mistake and must fail.
 #![cfg(loom)]
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use loom::sync::Arc;
 use loom::thread;
-use pageout::slot::flaw::{ask, Flaw};
+use pageout::flaw::{ask, Flaw};
 use pageout::slot::*;
 
 const CLUSTER: u64 = CLUSTER_SLOTS as u64;
@@ -31,7 +31,7 @@ fn slots_with(cpus: usize, slots: u64) -> (Arc<Slots>, DeviceId) {
 fn explore(bound: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     let short = std::env::var("PAGEOUT_MODELS").is_ok_and(|form| form == "short");
-    builder.preemption_bound = if short { Some(bound.unwrap_or(2).min(2)) } else { bound };
+    builder.preemption_bound = if short { Some(bound.map_or(2, |bound| (bound - 1).min(2))) } else { bound };
     builder.max_branches = 100_000;
     let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let count = runs.clone();
@@ -48,7 +48,9 @@ fn passes_and_would_notice(flaw: Flaw, bound: Option<usize>, model: fn()) {
     explore(bound, model);
     let took = started.elapsed();
     ask(Some(flaw));
-    let noticed = catch_unwind(AssertUnwindSafe(|| explore(Some(3), model))).is_err();
+    let noticed =
+        catch_unwind(AssertUnwindSafe(|| explore(Some(bound.map_or(3, |bound| bound.min(3))), model)))
+            .is_err();
     ask(None);
     println!("{flaw:?}: passed in {took:.1?}, flaw noticed: {noticed}");
     assert!(noticed, "the model does not notice {flaw:?}");
@@ -89,7 +91,7 @@ fn cluster() {
 /// Hints: one that holds no longer gives nothing.
 #[test]
 fn hints() {
-    passes_and_would_notice(Flaw::HintBelieved, Some(5), || {
+    passes_and_would_notice(Flaw::HintBelieved, None, || {
         let (slots, id) = slots_with(1, CLUSTER);
         let single = slots.alloc(0, 0, owner(1)).unwrap();
         let other = slots.clone();
@@ -126,7 +128,7 @@ fn lists() {
 /// A device that goes while somebody allocates the first of its slots: it stays, or gives none.
 #[test]
 fn device_off() {
-    passes_and_would_notice(Flaw::OffAtOnce, Some(5), || {
+    passes_and_would_notice(Flaw::OffAtOnce, None, || {
         let (slots, id) = slots_with(1, CLUSTER);
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
@@ -145,7 +147,7 @@ fn device_off() {
 /// A device comes while somebody looks for room; its trunk is used for the first time by two at once.
 #[test]
 fn device_on() {
-    explore(Some(3), || {
+    passes_and_would_notice(Flaw::AdoptTwice, Some(3), || {
         let slots = Arc::new(Slots::new(2));
         let id = slots.swapon(config(0)).unwrap();
         let other = slots.clone();
@@ -164,7 +166,7 @@ fn device_on() {
 /// A device goes and another comes under its number while somebody allocates: a slot is of the one that is there.
 #[test]
 fn device_again() {
-    explore(Some(4), || {
+    passes_and_would_notice(Flaw::EndUnsure, Some(4), || {
         let (slots, id) = slots_with(1, CLUSTER);
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
@@ -210,7 +212,7 @@ fn overflow() {
 /// A trunk is handed back while somebody wants a slot of it.
 #[test]
 fn trunk_goes() {
-    explore(Some(5), || {
+    passes_and_would_notice(Flaw::TrunkUnsure, None, || {
         let (slots, id) = slots_with(1, TRUNK_SLOTS);
         let entry = slots.alloc(0, 0, owner(1)).unwrap();
         slots.put(entry, 1).unwrap();
@@ -223,21 +225,87 @@ fn trunk_goes() {
     });
 }
 
-/// Three threads that allocate, free and switch off, with few preemptions.
+/// Three who put a slot that has two names: two of them are told that there was one.
 #[test]
-fn three_threads() {
-    explore(Some(2), || {
+fn slot_word_of_three() {
+    passes_and_would_notice(Flaw::PutInTwo, Some(2), || {
+        let (slots, _) = slots_with(1, CLUSTER);
+        let entry = slots.alloc(0, 0, owner(1)).unwrap();
+        let _other = slots.alloc(0, 0, owner(2)).unwrap();
+        slots.dup(entry, 1).unwrap();
+        let put = |slots: &Arc<Slots>| {
+            let slots = slots.clone();
+            thread::spawn(move || slots.put(entry, 1).is_ok())
+        };
+        let (second, third) = (put(&slots), put(&slots));
+        let puts = [slots.put(entry, 1).is_ok(), second.join().unwrap(), third.join().unwrap()];
+        assert_eq!(puts.into_iter().filter(|put| *put).count(), 2, "freed once");
+        slots.audit();
+    });
+}
+
+/// A cluster is freed while two CPUs look for a slot: there is room for both.
+#[test]
+fn lists_of_three() {
+    passes_and_would_notice(Flaw::MoveUnlocked, Some(2), || {
+        let (slots, _) = slots_with(2, CLUSTER);
+        let pair = slots.alloc(0, 1, owner(1)).unwrap();
+        let second = slots.alloc(0, 1, owner(3)).unwrap();
+        let put = |entry| {
+            let slots = slots.clone();
+            thread::spawn(move || slots.put(entry, 2).unwrap())
+        };
+        let (one, other) = (put(pair), put(second));
+        let got = slots.alloc(1, 0, owner(9));
+        one.join().unwrap();
+        other.join().unwrap();
+        slots.audit();
+        assert!(got.is_none_or(|got| slots.look(got) == Ok((owner(9), 1))));
+        assert!(slots.alloc(1, 0, owner(9)).is_some(), "no slot hides");
+        slots.audit();
+    });
+}
+
+/// Counts of three that overflow at once in one cluster are all kept.
+#[test]
+fn overflow_of_three() {
+    passes_and_would_notice(Flaw::ContinuedTwice, Some(2), || {
+        let (slots, _) = slots_with(1, CLUSTER);
+        let pair = slots.alloc(0, 1, owner(1)).unwrap();
+        slots.dup(pair, 2).unwrap();
+        let dup = |entry| {
+            let slots = slots.clone();
+            thread::spawn(move || slots.dup(entry, 1).unwrap())
+        };
+        let (one, other) = (dup(pair), dup(pair));
+        slots.dup(pair.at(1), 1).unwrap();
+        one.join().unwrap();
+        other.join().unwrap();
+        assert_eq!(slots.look(pair), Ok((owner(1), 4)));
+        assert_eq!(slots.look(pair.at(1)), Ok((owner(2), 3)));
+        slots.audit();
+    });
+}
+
+/// Three threads that allocate, free and switch off: the device goes when nothing of it is in use, not before.
+#[test]
+fn device_of_three() {
+    passes_and_would_notice(Flaw::EndUnsure, Some(2), || {
         let (slots, id) = slots_with(2, TRUNK_SLOTS);
         let first = slots.alloc(0, 0, owner(1)).unwrap();
         let (second, third) = (slots.clone(), slots.clone());
         let allocates = thread::spawn(move || second.alloc(1, 1, owner(2)));
-        let frees = thread::spawn(move || third.put(first, 1).unwrap());
+        let frees = thread::spawn(move || third.put(first, 1).is_ok());
         assert!(slots.swapoff_begin(id));
-        frees.join().unwrap();
-        if let Some(pair) = allocates.join().unwrap() {
+        let left = slots.swapoff_end(id);
+        assert!(frees.join().unwrap(), "a slot of a device that went");
+        let got = allocates.join().unwrap();
+        assert!(left.is_err() || got.is_none(), "a device went with a slot in use");
+        if let Some(pair) = got {
             slots.put(pair, 2).unwrap();
         }
-        assert_eq!(slots.swapoff_end(id), Ok(()));
+        let gone = slots.swapoff_end(id);
+        assert_eq!(gone, if left.is_ok() { Err(SwapoffError::NoDevice) } else { Ok(()) });
         slots.audit();
     });
 }

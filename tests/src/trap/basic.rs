@@ -24,6 +24,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("kernel-touched", "memory that only the kernel has touched", kernel_touched),
     Trap::new("huge", "huge pages, three times", huge),
     Trap::new("huge-parts", "huge pages of which parts are unmapped, protected, dropped", huge_parts),
+    Trap::new("let-go", "says when its memory is written and when it is unmapped, then rests", let_go)
+        .helper(),
     Trap::new("not-anonymous", "shared and file mappings beside evicted memory", not_anonymous),
 ];
 
@@ -33,6 +35,18 @@ fn fill(ctx: &Ctx) -> Outcome {
         field.fill(generation);
         field.check(generation)?;
     }
+    Ok(())
+}
+
+fn let_go(ctx: &Ctx) -> Outcome {
+    let field = sys::map(ctx.size)?;
+    field.fill(1);
+    field.check(1)?;
+    println!("filled");
+    std::thread::sleep(ctx.time);
+    sys::unmap(field)?;
+    println!("gone");
+    std::thread::sleep(10 * ctx.time);
     Ok(())
 }
 

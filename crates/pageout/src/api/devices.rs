@@ -145,7 +145,8 @@ impl Spec {
             FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
         let size = device.size().map_err(|errno| self.refused(errno.into()))?;
         let first = match Header::read(&device, size) {
-            Ok(_) => 1,
+            Ok(header) if header.bad_pages().is_empty() => 1,
+            Ok(_) => return Err(self.wrong("its header lists bad pages; name a device without".into())),
             Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
             Err(_) if device.kind() != Kind::Block && is_hole(&device) => 0,
             Err(error) => {

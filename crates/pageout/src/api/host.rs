@@ -266,6 +266,7 @@ impl Host {
     fn look(&self) {
         let engine = &self.engine;
         engine.space.spares.refill();
+        engine.place.refill();
         engine.policy.lock().reserve();
         engine.kernel.set_resident(engine.space.resident());
         engine.measure();

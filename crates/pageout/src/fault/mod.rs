@@ -210,7 +210,9 @@ impl Server {
         // How often what can come in whole waits for a huge frame.
         let mut patience = PATIENCE;
         loop {
-            let (brought, order) = match self.decide(engine, block_start, index, fault) {
+            let decision = self.decide(engine, block_start, index, fault);
+            let was_read = matches!(decision, Decision::Read(..));
+            let (brought, order) = match decision {
                 Decision::Answered => return,
                 Decision::Pending => (Brought::Pending, 0),
                 Decision::Zeros(low, high, order) => {
@@ -227,7 +229,10 @@ impl Server {
             match brought {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
-                    return engine.advance(fault.thread, block_start + end * PAGE, order, ahead);
+                    engine.advance(fault.thread, block_start + end * PAGE, order, ahead);
+                    return if was_read {
+                        engine.bring_around(&mut self.incoming)
+                    };
                 }
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.

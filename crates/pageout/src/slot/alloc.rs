@@ -1,9 +1,10 @@
 //! Giving slots out: the order of attempts.
 
 use super::device::{Device, Pick};
-use super::flaw::{makes, Flaw};
 use super::lists::Place;
+use super::spare::Memory;
 use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES, TRUNK_CLUSTERS};
+use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Guard;
 
@@ -26,6 +27,7 @@ struct Request<'a, F> {
     owner: F,
     out: &'a mut [Entry],
     done: usize,
+    memory: Memory,
 }
 
 impl<F: Fn(usize) -> Owner> Request<'_, F> {
@@ -52,8 +54,14 @@ impl Slots {
     ///
     /// `cpu` is where the caller runs, more or less. `order` is at most [`CLUSTER_ORDER`].
     pub fn alloc(&self, cpu: usize, order: u8, owner: Owner) -> Option<Entry> {
+        self.alloc_by(cpu, order, owner, Memory::Asked)
+    }
+
+    /// The same, with memory from where the caller says.
+    pub fn alloc_by(&self, cpu: usize, order: u8, owner: Owner, memory: Memory) -> Option<Entry> {
         let mut out = [Entry::INVALID];
-        (self.alloc_batch(cpu, order, |_| owner, &mut out) == 1).then_some(out[0])
+        let request = Request { cpu, order, owner: |_| owner, out: &mut out, done: 0, memory };
+        (self.alloc_from(request, None) == 1).then_some(out[0])
     }
 
     /// Fills `out` with runs as [`Slots::alloc`] gives, the `i`th for `owner(i)`; returns how many it
@@ -65,7 +73,7 @@ impl Slots {
         owner: impl Fn(usize) -> Owner,
         out: &mut [Entry],
     ) -> usize {
-        self.alloc_from(cpu, order, owner, out, None)
+        self.alloc_from(Request { cpu, order, owner, out, done: 0, memory: Memory::Asked }, None)
     }
 
     /// As [`Slots::alloc_batch`]; where space is short, clean copies are given up by `reclaim` before
@@ -78,20 +86,18 @@ impl Slots {
         out: &mut [Entry],
         reclaim: &mut dyn Reclaim,
     ) -> usize {
-        self.alloc_from(cpu, order, owner, out, Some(reclaim))
+        let request = Request { cpu, order, owner, out, done: 0, memory: Memory::Asked };
+        self.alloc_from(request, Some(reclaim))
     }
 
-    fn alloc_from(
+    fn alloc_from<F: Fn(usize) -> Owner>(
         &self,
-        cpu: usize,
-        order: u8,
-        owner: impl Fn(usize) -> Owner,
-        out: &mut [Entry],
+        mut request: Request<F>,
         mut reclaim: Option<&mut dyn Reclaim>,
     ) -> usize {
+        let order = request.order;
         assert!(order <= CLUSTER_ORDER, "a run of order {order} is larger than a cluster");
-        let cpu = cpu % self.cpus.len();
-        let mut request = Request { cpu, order, owner, out, done: 0 };
+        request.cpu %= self.cpus.len();
         if !request.is_done() {
             self.try_hint(&mut request);
         }
@@ -281,7 +287,8 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
             return true;
         }
         // While there is plenty, CPUs keep apart; when there is not, clusters in use are filled first.
-        let tight = !device.has_fresh() && device.shard(own).is_tight();
+        // A cluster that serves whole clusters is free or full.
+        let tight = order < CLUSTER_ORDER && !device.has_fresh() && device.shard(own).is_tight();
         if tight && self.others(own, nonfull) {
             return true;
         }
@@ -311,7 +318,8 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
 
     fn adopt(&mut self, own: usize, trunk: Option<u32>) -> bool {
         let Self { slots, device, .. } = *self;
-        let adopted = device.adopt(own, trunk, || slots.mark_available(device));
+        let memory = (&slots.spares, self.request.memory);
+        let adopted = device.adopt(own, trunk, memory, || slots.mark_available(device));
         self.no_memory |= adopted.is_err();
         adopted.unwrap_or(false)
     }
@@ -338,7 +346,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
                         return true;
                     }
                 }
-                Pick::NeedTable if self.device.add_spare(shard) => {}
+                Pick::NeedTable if self.device.add_spare(shard, &self.slots.spares, self.request.memory) => {}
                 Pick::NeedTable => {
                     self.no_memory = true;
                     return false;
@@ -357,7 +365,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         let to = state.home(cluster.place(), false);
         let leftover = self.device.move_to(index, cluster, &mut state, to, || ());
         drop(state);
-        drop(leftover);
+        self.slots.spares.give(leftover.table);
     }
 
     /// Has clean copies given up in the next cluster of a list that has any. Returns whether there were any.
@@ -407,7 +415,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
                     break;
                 }
                 drop(state);
-                if !device.is_on() || !device.add_spare(0) {
+                if !device.is_on() || !device.add_spare(0, &slots.spares, self.request.memory) {
                     break;
                 }
             }

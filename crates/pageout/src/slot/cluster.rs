@@ -11,10 +11,10 @@
 
 use core::mem;
 
-use super::flaw::{makes, Flaw};
 use super::lists::Place;
 use super::table::{one, One, Table, Word};
 use super::{Entry, LockClass, Owner, WrongEntry, CLUSTER_ORDER, CLUSTER_SLOTS};
+use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::{AtomicU32, AtomicU8, Ordering::Relaxed};
 use crate::sync::{Guard, Lock};
 

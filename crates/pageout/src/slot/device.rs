@@ -15,9 +15,11 @@ use once_cell::race::OnceBox;
 
 use super::cluster::{Cluster, Leftover, State};
 use super::lists::{Find, Place, Shard};
-use super::table::{one, Table};
+use super::spare::{Memory, Spares};
+use super::table::{one, One, Table};
 use super::trunks::TrunkSet;
 use super::{DeviceId, Entry, LockClass, CLUSTER_SLOTS, MAX_SLOTS, ORDERS, TRUNK_CLUSTERS, TRUNK_SLOTS};
+use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Guard, Lock};
@@ -25,7 +27,7 @@ use crate::sync::{Guard, Lock};
 /// Locks of the devices' trunks and of the table of devices.
 pub static DEVICE_LOCKS: LockClass = LockClass::new();
 
-const CHUNK_TRUNKS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 256 };
+const CHUNK_TRUNKS: usize = if cfg!(loom) { 4 } else { 256 };
 const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_TRUNKS;
 /// No trunk has a number from here on.
 pub(super) const MAX_TRUNKS: u32 = (CHUNKS * CHUNK_TRUNKS) as u32;
@@ -71,7 +73,12 @@ pub(super) struct Trunk {
     clusters: [Cluster; TRUNK_CLUSTERS],
 }
 
-type Chunk = [OnceBox<[Trunk; 1]>; CHUNK_TRUNKS];
+pub(super) type Chunk = [OnceBox<[Trunk; 1]>; CHUNK_TRUNKS];
+
+/// What a part of the directory is made of; `None` without memory.
+pub(super) fn new_chunk() -> Option<One<Chunk>> {
+    one(array::from_fn(|_| OnceBox::new()))
+}
 
 /// The trunks of a device; guarded by the trunks lock.
 #[derive(Default)]
@@ -208,15 +215,12 @@ impl Device {
     }
 
     /// The trunk, made if it never was; `None` without memory.
-    fn make_trunk(&self, trunk: u32) -> Option<&Trunk> {
+    fn make_trunk(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<&Trunk> {
         let chunk = self.directory[trunk as usize / CHUNK_TRUNKS]
-            .get_or_try_init(|| one(array::from_fn(|_| OnceBox::new())).ok_or(()))
+            .get_or_try_init(|| spares.chunk(memory).ok_or(()))
             .ok()?;
         let trunk = chunk[0][trunk as usize % CHUNK_TRUNKS]
-            .get_or_try_init(|| {
-                let clusters = array::from_fn(|_| Cluster::new());
-                one(Trunk { shard: AtomicU16::new(0), free: AtomicU32::new(0), clusters }).ok_or(())
-            })
+            .get_or_try_init(|| spares.trunk(memory).ok_or(()))
             .ok()?;
         Some(&trunk[0])
     }
@@ -355,10 +359,10 @@ impl Device {
     }
 
     /// Gives a shard a table to use for its next free cluster; `false` without memory.
-    pub(super) fn add_spare(&self, shard: usize) -> bool {
-        let Some(table) = Table::new() else { return false };
+    pub(super) fn add_spare(&self, shard: usize, spares: &Spares, memory: Memory) -> bool {
+        let Some(table) = spares.table(memory) else { return false };
         let left = self.shards[shard].lock().keep(table);
-        drop(left);
+        spares.give(left);
         true
     }
 
@@ -368,6 +372,7 @@ impl Device {
         &self,
         shard: usize,
         wanted: Option<u32>,
+        (spares, memory): (&Spares, Memory),
         mut room: impl FnMut(),
     ) -> Result<bool, NoMemory> {
         if !self.has_fresh() {
@@ -375,11 +380,11 @@ impl Device {
         }
         let lowest = || self.trunks.lock().fresh.lowest();
         let Some(number) = wanted.or_else(lowest) else { return Ok(false) };
-        let trunk = self.make_trunk(number).ok_or(NoMemory)?;
-        let mut spares = self.trim_tables(number).ok_or(NoMemory)?.into_iter().flatten();
+        let trunk = self.make_trunk(number, spares, memory).ok_or(NoMemory)?;
+        let mut tables = self.trim_tables(number, spares, memory).ok_or(NoMemory)?.into_iter().flatten();
         let mut trunks = self.trunks.lock();
         // Under the lock that swapoff takes after it switched the device off.
-        if !self.is_on() || !trunks.fresh.remove(number) {
+        if !self.is_on() || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
             // Another CPU was quicker: what it adopted is for all.
             return Ok(self.is_on() && wanted.is_none());
         }
@@ -395,7 +400,7 @@ impl Device {
             let mut to = Place::FREE;
             if (first, end) != (0, CLUSTER_SLOTS) {
                 // Never whole, so never free: it starts as a cluster for single pages.
-                state.table = spares.next();
+                state.table = tables.next();
                 state.trim(first, end);
                 to = Place::nonfull(0);
             }
@@ -405,7 +410,7 @@ impl Device {
     }
 
     /// Tables for the clusters of a trunk that the header or the end of the device cut short.
-    fn trim_tables(&self, trunk: u32) -> Option<[Option<super::table::One<Table>>; 2]> {
+    fn trim_tables(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<[Option<One<Table>>; 2]> {
         let first = trunk * TRUNK_CLUSTERS as u32;
         let mut cut = (first..first + TRUNK_CLUSTERS as u32).filter(|&index| {
             let (first, end) = self.limits(index);
@@ -414,7 +419,7 @@ impl Device {
         let mut tables = [None, None];
         for table in &mut tables {
             if cut.next().is_some() {
-                *table = Some(Table::new()?);
+                *table = Some(spares.table(memory)?);
             }
         }
         Some(tables)
@@ -432,10 +437,12 @@ impl Device {
         if number >= MAX_TRUNKS {
             return false;
         }
-        let (Some(mut owned_room), Some(mut fresh_room)) = (TrunkSet::room(number), TrunkSet::room(number))
-        else {
-            return false;
+        let fits = {
+            let trunks = self.trunks.lock();
+            trunks.owned.fits(number) && trunks.fresh.fits(number)
         };
+        let room = || if fits { Some(Vec::new()) } else { TrunkSet::room(number) };
+        let (Some(mut owned_room), Some(mut fresh_room)) = (room(), room()) else { return false };
         let mut trunks = self.trunks.lock();
         trunks.owned.grow(&mut owned_room);
         trunks.fresh.grow(&mut fresh_room);
@@ -480,7 +487,7 @@ impl Device {
         let move_all = |clusters: &[Cluster], from: Place, to: Place| {
             clusters.iter().enumerate().position(|(i, cluster)| {
                 let mut state = cluster.lock();
-                if cluster.place() != from {
+                if cluster.place() != from && !makes(Flaw::TrunkUnsure) {
                     return true;
                 }
                 let index = number * TRUNK_CLUSTERS as u32 + i as u32;
@@ -544,6 +551,12 @@ impl Find for Device {
 }
 
 impl Trunk {
+    /// `None` without memory.
+    pub(super) fn new() -> Option<One<Self>> {
+        let clusters = array::from_fn(|_| Cluster::new());
+        one(Self { shard: AtomicU16::new(0), free: AtomicU32::new(0), clusters })
+    }
+
     /// Keeps count of free clusters as one moves; the lock of the trunk's shard is held.
     fn count_free(&self, from: Place, to: Place) {
         let (was, is) = (from == Place::FREE, to == Place::FREE);

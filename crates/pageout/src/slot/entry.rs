@@ -11,7 +11,7 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 /// Bytes of one slot: room for one page.
 pub const SLOT_BYTES: u64 = 4096;
 /// The most slots that a device can have: 64 TiB.
-pub const MAX_SLOTS: u64 = if cfg!(any(loom, shuttle)) { 1 << 12 } else { 1 << SLOT_BITS };
+pub const MAX_SLOTS: u64 = if cfg!(loom) { 1 << 12 } else { 1 << SLOT_BITS };
 /// The most devices at once.
 pub const MAX_DEVICES: usize = 63;
 

@@ -2,9 +2,9 @@
 
 use super::cluster::{Continued, Leftover, State};
 use super::device::Device;
-use super::flaw::{makes, Flaw};
 use super::lists::Place;
 use super::{Cluster, Entry, Owner, Slots, WrongEntry};
+use crate::flaw::{makes, Flaw};
 use crate::sync::Guard;
 
 /// A count could not be raised.
@@ -91,7 +91,8 @@ impl Slots {
             table = device.move_to(index, cluster, &mut state, to, || self.mark_available(device));
         }
         drop(state);
-        drop((table, leftover));
+        self.spares.give(table.table);
+        drop((table.continued, leftover));
     }
 
     /// Whether the entry names a used slot.

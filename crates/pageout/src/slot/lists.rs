@@ -181,11 +181,15 @@ impl Lists {
     }
 }
 
+/// On a cache line of its own: all CPUs read it, and it changes seldom.
+#[repr(align(128))]
+struct Occupied(AtomicU32);
+
 #[repr(align(128))]
 pub(super) struct Shard {
     lists: Lock<Lists>,
     /// Which lists have members, to be looked at without the lock: a guess that saves locking in vain.
-    occupied: AtomicU32,
+    occupied: Occupied,
 }
 
 impl Shard {
@@ -194,7 +198,7 @@ impl Shard {
         spare.try_reserve_exact(SPARE_TABLES).ok()?;
         let ends = [Ends { first: NOBODY, last: NOBODY, len: 0 }; Place::LISTS];
         let lists = Lists { ends, members: 0, clusters: 0, spare };
-        Some(Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: AtomicU32::new(0) })
+        Some(Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: Occupied(AtomicU32::new(0)) })
     }
 
     pub(super) fn lock(&self) -> Guard<'_, Lists> {
@@ -203,16 +207,19 @@ impl Shard {
 
     /// Tells those who look without the lock what the lists hold now; call it before unlocking.
     pub(super) fn publish(&self, lists: &Lists) {
-        self.occupied.store(lists.summary(), Relaxed);
+        let summary = lists.summary();
+        if self.occupied.0.load(Relaxed) != summary {
+            self.occupied.0.store(summary, Relaxed);
+        }
     }
 
     /// Whether the list seems to have members.
     pub(super) fn may_have(&self, place: Place) -> bool {
-        self.occupied.load(Relaxed) & place.bit() != 0
+        self.occupied.0.load(Relaxed) & place.bit() != 0
     }
 
     /// Whether more than half of the shard's clusters are in use.
     pub(super) fn is_tight(&self) -> bool {
-        self.occupied.load(Relaxed) & TIGHT != 0
+        self.occupied.0.load(Relaxed) & TIGHT != 0
     }
 }

@@ -12,7 +12,8 @@
 //! from nonfull clusters of larger orders. Then the next device.
 //!
 //! Any thread may call anything here. Nothing in here does I/O or asks for memory with a cluster or list
-//! lock held, and memory is asked for only when a cluster that was free is used and no table is at hand.
+//! lock held, and memory is asked for only when a cluster that was free is used and no table is at hand: one
+//! that was kept ready is taken first ([`Slots::refill`]).
 //! Locks, outermost first: the trunks of a device, cluster, lists. No two cluster locks are held together.
 #![forbid(unsafe_code)]
 
@@ -21,12 +22,9 @@ mod audit;
 mod cluster;
 mod device;
 mod entry;
-#[cfg(not(any(loom, shuttle)))]
-mod flaw;
-#[cfg(any(loom, shuttle))]
-pub mod flaw;
 mod free;
 mod lists;
+mod spare;
 mod switch;
 mod table;
 mod trunks;
@@ -37,6 +35,7 @@ pub use self::device::{DeviceConfig, DEVICE_LOCKS};
 pub use self::entry::{DeviceId, Entry, Owner, WrongEntry, MAX_DEVICES, MAX_SLOTS, SLOT_BYTES};
 pub use self::free::DupError;
 pub use self::lists::LIST_LOCKS;
+pub use self::spare::Memory;
 pub use self::switch::{Cursor, SwapoffError, SwaponError, Usage};
 pub use crate::sync::LockClass;
 
@@ -48,19 +47,20 @@ use once_cell::race::OnceBox;
 
 use self::cluster::Cluster;
 use self::device::Device;
+use self::spare::Spares;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::sync::Lock;
 
 /// The order of a run that is a whole cluster.
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(loom))]
 pub const CLUSTER_ORDER: u8 = 9;
 /// Models have few slots, so that they meet every case.
-#[cfg(any(loom, shuttle))]
+#[cfg(loom)]
 pub const CLUSTER_ORDER: u8 = 2;
 /// Slots in a cluster.
 pub const CLUSTER_SLOTS: usize = 1 << CLUSTER_ORDER;
 /// Clusters in a trunk.
-pub const TRUNK_CLUSTERS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
+pub const TRUNK_CLUSTERS: usize = if cfg!(loom) { 2 } else { 32 };
 /// Slots in a trunk: 64 MiB.
 pub const TRUNK_SLOTS: u64 = (TRUNK_CLUSTERS * CLUSTER_SLOTS) as u64;
 /// How many orders there are: 0 to [`CLUSTER_ORDER`].
@@ -84,6 +84,7 @@ pub struct Slots {
     available: AtomicU64,
     /// A bit for each device number in use; held while a device comes or goes.
     numbers: Lock<u64>,
+    spares: Spares,
 }
 
 impl Slots {
@@ -97,6 +98,7 @@ impl Slots {
             devices: array::from_fn(|_| OnceBox::new()),
             available: AtomicU64::new(0),
             numbers: Lock::new(0, &DEVICE_LOCKS),
+            spares: Spares::new(),
         }
     }
 

@@ -3,10 +3,10 @@
 use core::fmt;
 
 use super::device::{Device, DeviceConfig, MAX_TRUNKS};
-use super::flaw::{makes, Flaw};
 use super::lists::Place;
 use super::table::one;
 use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_SLOTS};
+use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::Relaxed;
 
 /// Why a device was not taken.
@@ -147,6 +147,7 @@ impl Slots {
         let device = self.device(id).filter(|_| *numbers & id.bit() != 0).ok_or(SwapoffError::NoDevice)?;
         match self.count_used(device) {
             0 => {}
+            _ if makes(Flaw::EndUnsure) => {}
             used => return Err(SwapoffError::InUse(used)),
         }
         if device.clusters(0).any(|(_, cluster)| cluster.place() == Place::DISCARDING) {

@@ -35,9 +35,9 @@ impl Word {
     const OWNER: u64 = !0 << Self::SPACE_SHIFT;
 
     /// The largest count that the word itself holds.
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(not(loom))]
     pub(super) const MAX: u32 = 255;
-    #[cfg(any(loom, shuttle))]
+    #[cfg(loom)]
     pub(super) const MAX: u32 = 2;
 
     pub(super) const fn new(owner: Owner) -> Self {
@@ -99,11 +99,13 @@ pub(super) struct Table {
     /// Bit i set: slot i is used or bad. Agrees with `words`; it is what searches look at.
     taken: [u64; MAP],
     words: [Word; CLUSTER_SLOTS],
+    /// The next of those that nobody uses.
+    pub(super) next: Option<One<Table>>,
 }
 
 impl Table {
     pub(super) fn new() -> Option<One<Self>> {
-        let mut table = Self { taken: [0; MAP], words: [Word::FREE; CLUSTER_SLOTS] };
+        let mut table = Self { taken: [0; MAP], words: [Word::FREE; CLUSTER_SLOTS], next: None };
         table.taken[MAP - 1] |= PAST_END;
         one(table)
     }

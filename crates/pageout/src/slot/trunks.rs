@@ -2,6 +2,9 @@
 
 use alloc::vec::Vec;
 
+/// Words that a set has at least: 64 GiB, so that few ever grow.
+const LEAST_WORDS: usize = 16;
+
 /// Trunk numbers. Grows only by memory that was got before, so a lock may be held meanwhile.
 #[derive(Default)]
 pub(super) struct TrunkSet {
@@ -13,13 +16,13 @@ pub(super) struct TrunkSet {
 impl TrunkSet {
     /// The trunks 0 to `n - 1`; `None` without memory.
     pub(super) fn first(n: u32) -> Option<Self> {
-        let words = (n as usize).div_ceil(64);
+        let full = n as usize / 64;
+        let words = (full + 1).max(LEAST_WORDS);
         let mut bits = Vec::new();
         bits.try_reserve_exact(words).ok()?;
-        bits.resize(words, !0);
-        if let (Some(last), true) = (bits.last_mut(), n % 64 != 0) {
-            *last = (1 << (n % 64)) - 1;
-        }
+        bits.resize(full, !0);
+        bits.resize(words, 0);
+        bits[full] = (1 << (n % 64)) - 1;
         Some(Self { bits, low: 0 })
     }
 
@@ -32,6 +35,11 @@ impl TrunkSet {
         Some(room)
     }
 
+    /// Whether `number` fits in as it is.
+    pub(super) fn fits(&self, number: u32) -> bool {
+        self.bits.len() > number as usize / 64
+    }
+
     /// Grows into `room`, if it is larger, and leaves there what is to be dropped.
     pub(super) fn grow(&mut self, room: &mut Vec<u64>) {
         if room.len() > self.bits.len() {
@@ -40,11 +48,12 @@ impl TrunkSet {
         }
     }
 
-    /// Whether `number` was new. There must be room.
+    /// Whether `number` was new. Not where there is no room.
     pub(super) fn insert(&mut self, number: u32) -> bool {
         let (word, bit) = (number as usize / 64, 1 << (number % 64));
-        let new = self.bits[word] & bit == 0;
-        self.bits[word] |= bit;
+        let Some(bits) = self.bits.get_mut(word) else { return false };
+        let new = *bits & bit == 0;
+        *bits |= bit;
         self.low = self.low.min(word);
         new
     }

@@ -16,8 +16,8 @@ mod region;
 pub use region::{Region, Regions};
 
 use crate::page::{Tag, Word};
-use crate::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
-use crate::sync::{Guard, Lock, LockClass};
+use crate::sync::atomic::Ordering::{AcqRel, Acquire};
+use crate::sync::{Guard, Lock, LockClass, TablePtr};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -189,12 +189,12 @@ impl Block {
 }
 
 struct Leaf {
-    blocks: [AtomicPtr<Block>; LEAF],
+    blocks: [TablePtr<Block>; LEAF],
 }
 
 impl Leaf {
     fn new() -> Self {
-        Self { blocks: core::array::from_fn(|_| AtomicPtr::new(core::ptr::null_mut())) }
+        Self { blocks: core::array::from_fn(|_| TablePtr::new(core::ptr::null_mut())) }
     }
 }
 
@@ -260,7 +260,7 @@ fn refill<T>(spares: &Lock<Vec<Box<T>>>, most: usize, make: impl Fn() -> T) {
 
 /// All blocks of a process.
 pub struct Space {
-    root: Box<[AtomicPtr<Leaf>]>,
+    root: Box<[TablePtr<Leaf>]>,
     /// Made ahead for the fault path.
     pub spares: Spares,
 }
@@ -270,7 +270,7 @@ impl Space {
     pub fn new() -> Self {
         let leaves = TOP / BLOCK / LEAF;
         Self {
-            root: (0..leaves).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect(),
+            root: (0..leaves).map(|_| TablePtr::new(core::ptr::null_mut())).collect(),
             spares: Spares::new(),
         }
     }
@@ -346,7 +346,7 @@ impl Default for Space {
 }
 
 /// The value behind `slot`; the first to come makes it.
-fn publish<T>(slot: &AtomicPtr<T>, make: impl FnOnce() -> Box<T>) -> &T {
+fn publish<T>(slot: &TablePtr<T>, make: impl FnOnce() -> Box<T>) -> &T {
     let mut found = slot.load(Acquire);
     if found.is_null() {
         let made = Box::into_raw(make());

@@ -1,13 +1,14 @@
 //! The devices of an engine with the slots on them.
 //!
 //! Slots come by trunks that are leased (from `pageout run`, or from oneself): when none is left the
-//! [`Lessor`] is asked, by reclaim only, never on the fault path.
+//! [`Lessor`] is asked, by whoever lets pages leave: also by a fault that makes room by itself. It asks for no memory.
 //!
 //! Devices come and go. One that has slots in use stays, so whoever reads or writes slots that a page names finds
 //! their device; the lock of its number is held only to look. It comes before all locks of `slot`.
 
 use crate::device::Device;
-use crate::slot::{DeviceConfig, DeviceId, Entry, Owner, Slots, SwapoffError, SwaponError};
+use crate::flaw::{makes, Flaw};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Memory, Owner, Slots, SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES, TRUNK_SLOTS};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
@@ -17,6 +18,9 @@ use alloc::vec::Vec;
 use once_cell::race::OnceBox;
 
 const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * SLOT_BYTES;
+
+/// Neighbouring slots, aligned: what a disk that turns reads at once.
+pub const AROUND: usize = 16;
 
 static KNOWN_LOCKS: LockClass = LockClass::new();
 
@@ -52,6 +56,8 @@ pub struct Place {
     /// The same by device number.
     used: [AtomicU64; MAX_DEVICES],
     full: AtomicBool,
+    /// A bit for each device number that is a disk that turns.
+    turning: AtomicU64,
 }
 
 /// A device that is on, or on its way off.
@@ -82,6 +88,7 @@ impl Place {
             swapped: AtomicU64::new(0),
             used: core::array::from_fn(|_| AtomicU64::new(0)),
             full: AtomicBool::new(false),
+            turning: AtomicU64::new(0),
         };
         for (number, (config, device)) in devices.into_iter().enumerate() {
             // One that finds no room for its tables is left out.
@@ -104,6 +111,10 @@ impl Place {
         let id = DeviceId::new(number).ok_or(SwaponError::TooManyDevices)?;
         let mut known = self.devices[number].lock();
         self.slots.swapon_as(id, config)?;
+        match config.rotational {
+            true => self.turning.fetch_or(1 << number, Relaxed),
+            false => self.turning.fetch_and(!(1 << number), Relaxed),
+        };
         *known = Some(Known { serial, priority: config.priority, leaving: false, device: device.into() });
         self.full.store(false, Relaxed);
         Ok(())
@@ -125,6 +136,7 @@ impl Place {
         let mut known = self.devices[number].lock();
         let Some(known) = known.as_mut() else { return false };
         match leaving {
+            true if makes(Flaw::LeavingGives) => {}
             true => drop(self.slots.swapoff_begin(id)),
             false => self.slots.swapoff_cancel(id),
         }
@@ -157,6 +169,11 @@ impl Place {
         gone.map(|known| known.serial).ok_or(SwapoffError::NoDevice)
     }
 
+    /// Makes the memory for slots that will be needed soon. From a thread that may allocate; no lock held.
+    pub fn refill(&self) {
+        self.slots.refill();
+    }
+
     /// Is this device on its way off?
     pub fn is_leaving(&self, number: usize) -> bool {
         self.devices[number].lock().as_ref().is_some_and(|known| known.leaving)
@@ -171,11 +188,11 @@ impl Place {
     }
 
     /// A run of up to `n` slots for the pages from `page` (a page number) on, and how many they are: a
-    /// power of two, smaller where the devices are fragmented. `None`: all are full.
-    pub fn alloc(&self, cpu: usize, n: usize, page: u64) -> Option<(u64, usize)> {
+    /// power of two, smaller where the devices are fragmented. `None`: all are full, or `memory` is.
+    pub fn alloc(&self, cpu: usize, n: usize, page: u64, memory: Memory) -> Option<(u64, usize)> {
         let mut order = (usize::BITS - 1 - n.leading_zeros()) as u8;
         loop {
-            if let Some(entry) = self.slots.alloc(cpu, order, Owner { space: 0, page }) {
+            if let Some(entry) = self.slots.alloc_by(cpu, order, Owner { space: 0, page }, memory) {
                 self.named(entry, 1 << order);
                 return Some((entry.raw(), 1 << order));
             }
@@ -184,7 +201,8 @@ impl Place {
                 continue;
             }
             if order == 0 {
-                self.full.store(true, Relaxed);
+                // A fault may have found no memory only.
+                self.full.fetch_or(memory == Memory::Asked, Relaxed);
                 return None;
             }
             order -= 1;
@@ -268,11 +286,23 @@ impl Place {
 
     /// Does anybody else name the slot of an entry? Then it must not be written again.
     pub fn is_shared(&self, raw: u64) -> bool {
-        if !self.shares.load(Relaxed) {
+        if !self.shares.load(Relaxed) || makes(Flaw::SharedWritten) {
             return false;
         }
         let entry = Entry::from_raw(raw).expect("entry of a page word");
         self.is_foreign(entry) || self.slots.look(entry).is_ok_and(|(_, count)| count > 1)
+    }
+
+    /// On a disk that turns: whose pages (their numbers) the slots around an entry's hold, and the entry of the first.
+    pub fn around(&self, raw: u64) -> Option<(u64, [Option<u64>; AROUND])> {
+        let entry = Entry::from_raw(raw)?;
+        if self.turning.load(Relaxed) & 1 << entry.device()?.index() == 0 || self.is_foreign(entry) {
+            return None;
+        }
+        let first = Entry::from_raw(raw - raw % AROUND as u64)?;
+        let mut owners = [None; AROUND];
+        self.slots.look_around(first, &mut owners).ok()?;
+        Some((first.raw(), owners.map(|owner: Option<Owner>| owner.map(|owner| owner.page))))
     }
 
     fn is_foreign(&self, entry: Entry) -> bool {
@@ -327,6 +357,18 @@ impl Place {
         self.used[number].load(Relaxed)
     }
 
+    /// Panics with what is wrong with the slots, if anything is; see [`Slots::audit`]. For tests.
+    #[cfg(any(test, feature = "simulated"))]
+    pub fn audit(&self) {
+        self.slots.audit();
+    }
+
+    /// Slots in use on the device of this number, as its clusters say; for tests.
+    #[cfg(any(test, feature = "simulated"))]
+    pub fn taken(&self, number: usize) -> u64 {
+        DeviceId::new(number).and_then(|id| self.slots.usage(id)).map_or(0, |usage| usage.used)
+    }
+
     /// How many page words name the slot of an entry, as its own word says; for tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn count(&self, raw: u64) -> Option<u32> {
@@ -379,7 +421,7 @@ mod tests {
     fn trunks_come_by_priority_and_in_turn() {
         let office = Arc::new(Office::default());
         let place = Place::new(1, [device(-2), device(5), device(5)], Box::new(office.clone()));
-        let taken: std::vec::Vec<usize> = std::iter::from_fn(|| place.alloc(0, 512, 0))
+        let taken: std::vec::Vec<usize> = std::iter::from_fn(|| place.alloc(0, 512, 0, Memory::Asked))
             .map(|(entry, n)| number_of(entry) * 1000 + n)
             .collect();
         let devices: std::vec::Vec<usize> =
@@ -393,12 +435,12 @@ mod tests {
     fn a_device_goes_when_nothing_is_on_it_and_its_number_comes_again() {
         let office = Arc::new(Office::default());
         let place = Place::new(1, [device(1), device(0)], Box::new(office.clone()));
-        let (first, n) = place.alloc(0, 4, 0).unwrap();
+        let (first, n) = place.alloc(0, 4, 0, Memory::Asked).unwrap();
         assert_eq!((number_of(first), n), (0, 4));
         assert_eq!(place.swapoff_end(0), Err(SwapoffError::NoDevice), "it is not on its way off");
         assert!(place.swapoff_begin(0));
         assert_eq!((place.is_leaving(0), place.swapoff_end(0)), (true, Err(SwapoffError::InUse(4))));
-        let (elsewhere, _) = place.alloc(0, 4, 8).unwrap();
+        let (elsewhere, _) = place.alloc(0, 4, 8, Memory::Asked).unwrap();
         assert_eq!(number_of(elsewhere), 1, "it gives no slot any more");
         let used = place.locate(first).unwrap();
         place.put(first, 4);
@@ -412,7 +454,7 @@ mod tests {
         assert_eq!(place.swapon(1, 2, config, device(7).1), Err(SwaponError::TooManyDevices));
         assert_eq!(place.swapon(0, 2, config, again), Ok(()));
         // What was leased before is used up first; a new trunk is of the highest priority.
-        while number_of(place.alloc(0, 512, 0).unwrap().0) == 1 {}
+        while number_of(place.alloc(0, 512, 0, Memory::Asked).unwrap().0) == 1 {}
         assert_eq!(office.asked.lock().unwrap().last(), Some(&2));
     }
 
@@ -429,7 +471,7 @@ mod tests {
             place.swapon(0, 5, config, device).unwrap();
         }));
         // Number 0 is another's by then: what it lends is asked for, for the next smaller order.
-        let (entry, n) = place.alloc(0, 512, 0).unwrap();
+        let (entry, n) = place.alloc(0, 512, 0, Memory::Asked).unwrap();
         assert_eq!((number_of(entry), n), (0, 256));
         assert_eq!(*office.asked.lock().unwrap(), [0, 5]);
     }
@@ -452,7 +494,7 @@ mod tests {
     #[test]
     fn a_slot_with_two_names_is_known() {
         let parent = place(&[3]);
-        let (one, _) = parent.alloc(0, 1, 7).unwrap();
+        let (one, _) = parent.alloc(0, 1, 7, Memory::Asked).unwrap();
         assert!(!parent.is_shared(one));
         parent.dup(one, 1);
         assert!(parent.is_shared(one));
@@ -464,12 +506,12 @@ mod tests {
     #[test]
     fn a_child_never_counts_what_its_parent_counts() {
         let parent = place(&[3]);
-        let (theirs, n) = parent.alloc(0, 16, 7).unwrap();
+        let (theirs, n) = parent.alloc(0, 16, 7, Memory::Asked).unwrap();
         let child = place(&[4]);
         child.read_from_others((0..n as u64).map(|i| theirs + i));
         child.dup(theirs, n);
         assert!(child.is_shared(theirs));
-        let (own, _) = child.alloc(0, 1, 7).unwrap();
+        let (own, _) = child.alloc(0, 1, 7, Memory::Asked).unwrap();
         assert_ne!(trunk_of(Entry::from_raw(own).unwrap()), trunk_of(Entry::from_raw(theirs).unwrap()));
         assert!(!child.is_shared(own));
         // And gives it up as often as it likes.

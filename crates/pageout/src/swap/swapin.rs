@@ -8,12 +8,14 @@
 //! What the program gave up in the meantime is noticed by its changed word; its frame and slot are then
 //! ours to give back. Allocates nothing.
 
+use super::place::AROUND;
 use super::swapout::Outgoing;
 use crate::engine::Engine;
+use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
-use crate::space::{BlockState, BLOCK_PAGES, PAGE, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
@@ -172,6 +174,34 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
+    /// What was read last lies on a disk that turns: what lies around it comes in too, whosever pages they are, as far
+    /// as there are frames. The way there is what costs. After the fault was answered; no lock held.
+    pub(crate) fn bring_around(&self, incoming: &mut Incoming) {
+        let Some((first, pages)) = self.place.around(incoming.words[0].payload()) else { return };
+        for (i, page) in pages.into_iter().enumerate() {
+            let Some(page) = page.map(|page| page as usize) else { continue };
+            let (block_start, index) = (page / BLOCK_PAGES * BLOCK, page % BLOCK_PAGES);
+            let is_there = self.space.block(block_start).is_some_and(|block| {
+                let word = block.lock().word(index);
+                word.tag() == Tag::Swapped && word.payload() == first + i as u64
+            });
+            if !is_there {
+                continue;
+            }
+            if self.frames.ready_pages() < AROUND {
+                if self.budget.load(Relaxed) < AROUND as i64 {
+                    return;
+                }
+                self.grow_frames();
+            }
+            let window = (index, (index + AROUND - i).min(BLOCK_PAGES));
+            if self.bring_in(incoming, block_start, index, window, false) == Brought::Pending {
+                return;
+            }
+            Stats::add(&self.stats.swap_ra, 1);
+        }
+    }
+
     /// Reads the pages and says of each whether it is what was written.
     fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer) {
         let started = self.kernel.now();
@@ -243,7 +273,9 @@ impl<K: Kernel> Engine<K> {
         let mut whole = false;
         let mut consumed = 0;
         while i < n {
-            let mine = |i: usize, block: &BlockState| block.word(incoming.at(i)) == incoming.words[i];
+            let mine = |i: usize, block: &BlockState| {
+                block.word(incoming.at(i)) == incoming.words[i] || makes(Flaw::ArriveUnsure)
+            };
             let to = block_start + incoming.at(i) * PAGE;
             if !mine(i, &block) {
                 // The program gave the page up while it was read; its count of the slot fell to us, and who
@@ -340,7 +372,8 @@ impl<K: Kernel> Engine<K> {
         if pages == 1 && !self.is_full() {
             return self.map_copy(to, from);
         }
-        match self.kernel.move_pages(to, from, pages * PAGE, true) {
+        let wake = pages == 1 || !makes(Flaw::WakeForgotten);
+        match self.kernel.move_pages(to, from, pages * PAGE, wake) {
             Ok(()) => (pages, true, None),
             Err(partial) if partial.done > 0 => {
                 let done = partial.done / PAGE;

@@ -11,10 +11,12 @@
 
 use crate::device::Run;
 use crate::engine::Engine;
+use crate::flaw::{makes, Flaw};
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
+use crate::slot::Memory;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -56,6 +58,8 @@ pub struct Outgoing {
     /// Huge frames, how many pages of each are filled, and whether by one huge page.
     huge: Vec<(u32, usize, bool)>,
     busy: Vec<usize>,
+    /// Where slots may have memory from.
+    memory: Memory,
 }
 
 /// How an attempt to let a unit leave ended.
@@ -86,6 +90,7 @@ impl Outgoing {
             chunks: Vec::with_capacity(MOST / CHUNK + 2),
             huge: Vec::with_capacity(2),
             busy: Vec::with_capacity(MOST),
+            memory: Memory::Asked,
         }
     }
 
@@ -108,6 +113,7 @@ impl<K: Kernel> Engine<K> {
     /// that nothing could go. Far over the limit their frames go back to the kernel at once: once they are ready,
     /// faults take them, and it would stay far over. No lock held.
     pub fn evict(&self, out: &mut Outgoing, want: usize) -> usize {
+        out.memory = Memory::Asked;
         let left = self.let_leave(out, want);
         self.drop_filled(out);
         self.release(out);
@@ -116,8 +122,9 @@ impl<K: Kernel> Engine<K> {
         left
     }
 
-    /// The same for a fault that helps itself: it does not touch memory, and so never waits for itself.
+    /// The same for a fault that helps itself: it asks for no memory, and touches none, so never waits for itself.
     pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
+        out.memory = Memory::AtHand;
         let left = self.let_leave(out, want);
         self.release(out);
         left
@@ -415,7 +422,7 @@ impl<K: Kernel> Engine<K> {
                 n += 1;
             }
             while n > 0 {
-                match self.place.alloc(cpu, n, (out.pages[at].page / PAGE) as u64) {
+                match self.place.alloc(cpu, n, (out.pages[at].page / PAGE) as u64, out.memory) {
                     Some((entry, got)) => {
                         let order = got.trailing_zeros() as usize;
                         Stats::add(&self.stats.swpout[order], 1);
@@ -491,7 +498,7 @@ impl<K: Kernel> Engine<K> {
             }
             Stats::add(&self.stats.write_errors, 1);
             let bad = page.entry;
-            let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64);
+            let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64, out.memory);
             page.entry = 0;
             if let Some((entry, _)) = elsewhere {
                 let ok = self.place.locate(entry).is_some_and(|(device, at)| {
@@ -533,7 +540,8 @@ impl<K: Kernel> Engine<K> {
                 }
                 let index = (owner - block_start) / PAGE;
                 let word = block.word(index);
-                if word.tag() == Tag::Cached && word.payload() == page.frame as u64 {
+                let is_ours = word.tag() == Tag::Cached && word.payload() == page.frame as u64;
+                if is_ours || makes(Flaw::SettleUnsure) {
                     if page.fate == Fate::Return {
                         break;
                     }

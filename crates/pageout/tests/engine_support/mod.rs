@@ -7,24 +7,29 @@ pub mod program;
 
 use pageout::device::faulty::FaultyDevice;
 use pageout::device::{Device, Errno, FileDevice, Kind, Run};
-use pageout::engine::{Config, Engine, Swapin};
+use pageout::engine::{Config, Engine, Key, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
-use pageout::slot::DeviceConfig;
+use pageout::slot::{DeviceConfig, TRUNK_SLOTS};
 use pageout::space::{BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
+use pageout::swap::heir::Heirloom;
 use pageout::swap::swapin::Incoming;
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::vacate::Vacated;
 use pageout::swap::{Lessor, Place};
+#[cfg(shuttle)]
+pub use shuttle::{sync::Mutex, thread};
+#[cfg(not(shuttle))]
+pub use std::{sync::Mutex, thread};
+
 use program::{Habits, Program, Random, PAGE};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// What a world is made of.
@@ -47,6 +52,8 @@ pub struct Plan {
     pub nested: usize,
     /// Reads take long: the leader leaves while it answers.
     pub slow: bool,
+    /// The device is a disk that turns.
+    pub rotational: bool,
     /// The threads are real ones.
     pub real: bool,
     pub habits: Habits,
@@ -74,6 +81,7 @@ impl Plan {
             meanwhile: 1 + random.below(8),
             nested: if nested { 1 + random.below(6) } else { 0 },
             slow: random.one_in(2),
+            rotational: seed % 4 == 3,
             real: false,
             habits: Habits { huge, share: random.below(2), ..Habits::ALL },
         }
@@ -142,8 +150,23 @@ impl Lessor for NoTrunks {
     fn give_back(&self, _device: usize, _trunk: u32) {}
 }
 
+/// Lends trunks of a device to the worlds that share it, as `run` does: never the same twice.
+#[derive(Clone)]
+struct Trunks(Arc<AtomicU32>);
+
+impl Lessor for Trunks {
+    fn lease(&self, _device: usize) -> Option<u32> {
+        let trunk = self.0.fetch_add(1, Relaxed);
+        (trunk < TRUNKS).then_some(trunk)
+    }
+
+    fn give_back(&self, _device: usize, _trunk: u32) {}
+}
+
 /// Calls of the kernel in one step of a world before it counts as a hang.
 const PATIENCE: usize = 2_000_000;
+/// Trunks of a device that worlds share.
+const TRUNKS: u32 = 16;
 /// Engine threads that work within each other.
 const DEPTH: usize = 3;
 
@@ -159,7 +182,7 @@ impl Drop for Stop<'_> {
 }
 
 /// Works until the flag is set.
-fn until(stop: &AtomicBool, mut work: impl FnMut()) {
+pub fn until(stop: &AtomicBool, mut work: impl FnMut()) {
     let _stop = Stop(stop);
     while !stop.load(Relaxed) {
         work();
@@ -176,6 +199,10 @@ pub struct World {
     pub program: Mutex<Program>,
     pub plan: Plan,
     seed: u64,
+    /// Who shares the device, if others do.
+    trunks: Option<Trunks>,
+    /// It reads slots that its parent counts.
+    is_heir: bool,
     servers: Mutex<Vec<Box<Server>>>,
     outs: Mutex<Vec<Outgoing>>,
     /// What a schedule does at the next request to the device.
@@ -194,6 +221,24 @@ pub fn stats() -> &'static Stats {
 
 impl World {
     pub fn new(plan: Plan, seed: u64) -> Arc<Self> {
+        let device = Arc::new(FaultyDevice::memory(plan.slots * PAGE as u64, seed).unwrap());
+        Self::on(device, None, None, plan, seed)
+    }
+
+    /// A world whose device has room for children's, too.
+    pub fn with_trunks(plan: Plan, seed: u64) -> Arc<Self> {
+        let size = u64::from(TRUNKS) * TRUNK_SLOTS * PAGE as u64;
+        let device = Arc::new(FaultyDevice::memory(size, seed).unwrap());
+        Self::on(device, Some(Trunks(Arc::default())), None, plan, seed)
+    }
+
+    fn on(
+        device: Arc<FaultyDevice<FileDevice>>,
+        trunks: Option<Trunks>,
+        key: Option<Key>,
+        plan: Plan,
+        seed: u64,
+    ) -> Arc<Self> {
         let kernel = Simulated::new(plan.blocks, plan.chunks, plan.huge, seed);
         kernel.set_partial(plan.partial);
         kernel.set_short(plan.short);
@@ -206,18 +251,28 @@ impl World {
             zeros: kernel.zeros(),
         };
         let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
-        let device = Arc::new(FaultyDevice::memory(plan.slots * PAGE as u64, seed).unwrap());
         let known = Arc::new(OnceLock::new());
         let hooked = Hooked { inner: device.clone(), world: known.clone() };
+        let (slots, first, lessor) = match &trunks {
+            Some(trunks) => (0, 0, Box::new(trunks.clone()) as Box<dyn Lessor>),
+            None => (plan.slots, 1, Box::new(NoTrunks) as Box<dyn Lessor>),
+        };
         let config_of_device =
-            DeviceConfig { priority: 0, rotational: false, discard: false, slots: plan.slots, first: 1 };
-        let place =
-            Place::new(2, [(config_of_device, Box::new(hooked) as Box<dyn Device>)], Box::new(NoTrunks));
+            DeviceConfig { priority: 0, rotational: plan.rotational, discard: false, slots, first };
+        let place = Place::new(2, [(config_of_device, Box::new(hooked) as Box<dyn Device>)], lessor);
         let pages = plan.blocks * BLOCK_PAGES;
         let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
         program.map(&kernel, 0, pages);
+        let mut engine = Engine::new(kernel, config, frames, place, stats());
+        engine.place.refill();
+        let is_heir = key.is_some();
+        if let Some(key) = key {
+            engine = engine.with_key(key);
+        }
         let world = Arc::new(Self {
-            engine: Engine::new(kernel, config, frames, place, stats()),
+            engine,
+            trunks,
+            is_heir,
             device,
             program: Mutex::new(program),
             plan,
@@ -242,6 +297,42 @@ impl World {
             }
         });
         world
+    }
+
+    /// A fork: the child's world, and what its engine inherits. The engine of this one stands still only meanwhile.
+    pub fn fork(&self) -> (Arc<Self>, Vec<Heirloom>) {
+        self.engine.stand_still(true);
+        let mut heirlooms = Vec::new();
+        let take = |heirloom| {
+            heirlooms.push(heirloom);
+            true
+        };
+        let regions = self.engine.bequeath(take).expect("room for all names");
+        let program = self.program.lock().unwrap();
+        let plan = Plan { habits: Habits::ACCESS, ..self.plan };
+        let child =
+            Self::on(self.device.clone(), self.trunks.clone(), Some(self.engine.key), plan, self.seed ^ 0xf0);
+        let kernel = &self.engine.kernel;
+        let moved = child.engine.kernel.program_base().wrapping_sub(kernel.program_base());
+        {
+            let mut other = child.program.lock().unwrap();
+            for (page, value) in program.values.iter().enumerate() {
+                other.values[page] = *value;
+                if kernel.page(program.at(page)).present {
+                    child.engine.kernel.access(0, other.at(page), Some(value.token));
+                }
+            }
+        }
+        kernel.share();
+        drop(program);
+        drop(regions);
+        self.engine.stand_still(false);
+        child.adopt();
+        let moved =
+            |heirloom: &Heirloom| Heirloom { page: heirloom.page.wrapping_add(moved as u64), ..*heirloom };
+        child.engine.inherit(&heirlooms.iter().map(moved).collect::<Vec<_>>(), |_| true);
+        child.engine.measure();
+        (child, heirlooms)
     }
 
     /// Another device comes.
@@ -433,7 +524,10 @@ impl World {
             5 => drop(self.evict(1 + self.below(64))),
             6 => drop(self.evict(512)),
             7 | 8 => self.balance(),
-            9 => drop(self.engine.measure()),
+            9 => {
+                self.engine.place.refill();
+                self.engine.measure();
+            }
             10 => self.engine.pump(),
             _ => self.adopt(),
         }
@@ -565,8 +659,14 @@ impl World {
             assert_eq!(resident, block.resident as usize);
         }
         for (entry, names) in &names {
-            assert_eq!(engine.place.count(*entry), Some(*names), "count of slot {entry:#x}");
+            let count = engine.place.count(*entry);
+            let is_lent = self.is_heir && count.is_none();
+            assert!(
+                is_lent || count == Some(*names),
+                "count of slot {entry:#x}: {count:?}, named by {names}"
+            );
         }
+        engine.place.audit();
         let swapped: u64 = names.values().map(|names| u64::from(*names)).sum();
         assert_eq!(engine.place.swapped(), swapped, "slots that no word names");
         self.check_frames();

@@ -17,6 +17,22 @@ pub enum Flaw {
     OffAtOnce,
     /// Room for an overflowing count is installed over room that somebody installed meanwhile.
     ContinuedTwice,
+    /// Two take up a trunk that nobody used, and both list its clusters.
+    AdoptTwice,
+    /// A trunk is handed back without another look at whether its clusters are free.
+    TrunkUnsure,
+    /// A device leaves though a slot of it is in use.
+    EndUnsure,
+    /// A page that was written out is taken for out though a fault took it back meanwhile.
+    SettleUnsure,
+    /// A page that was read is mapped though the program gave it up meanwhile.
+    ArriveUnsure,
+    /// Pages come in together, and who waits for one of them is not woken.
+    WakeForgotten,
+    /// A device that is on its way off goes on giving slots.
+    LeavingGives,
+    /// A slot that a fork's child reads is written again.
+    SharedWritten,
 }
 
 #[cfg(any(loom, shuttle))]
@@ -33,7 +49,7 @@ mod asked {
         ASKED.set(flaw);
     }
 
-    pub(in super::super) fn makes(flaw: Flaw) -> bool {
+    pub(crate) fn makes(flaw: Flaw) -> bool {
         ASKED.get() == Some(flaw)
     }
 }
@@ -41,9 +57,9 @@ mod asked {
 #[cfg(any(loom, shuttle))]
 pub use asked::ask;
 #[cfg(any(loom, shuttle))]
-pub(super) use asked::makes;
+pub(crate) use asked::makes;
 
 #[cfg(not(any(loom, shuttle)))]
-pub(super) const fn makes(_: Flaw) -> bool {
+pub(crate) const fn makes(_: Flaw) -> bool {
     false
 }

@@ -1,0 +1,139 @@
+//! Memory made ahead: tables of clusters, descriptors of trunks.
+//!
+//! A fault that makes room by itself takes slots, and what memory that needs it takes from here or not at all. What
+//! it has left over it leaves here. Others [refill](Slots::refill) it, and drop what is too much. Under the locks
+//! nothing is allocated or dropped.
+
+use alloc::vec::Vec;
+
+use super::device::{new_chunk, Chunk, Trunk};
+use super::table::{One, Table};
+use super::{LockClass, Slots};
+use crate::sync::Lock;
+
+static SPARE_LOCKS: LockClass = LockClass::new();
+
+/// Tables to keep ready: what 64 MiB of pages need.
+const TABLES: usize = 32;
+const TRUNKS: usize = 1;
+const CHUNKS: usize = 1;
+
+/// Where an allocation may have memory from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// From here, else the global allocator is asked.
+    Asked,
+    /// From here alone: the caller answers a fault.
+    AtHand,
+}
+
+/// Tables hang on each other, so there may be any number. The vectors are never longer than their capacity.
+pub(super) struct Spares {
+    tables: Lock<Chain>,
+    trunks: Lock<Vec<One<Trunk>>>,
+    chunks: Lock<Vec<One<Chunk>>>,
+}
+
+#[derive(Default)]
+struct Chain {
+    first: Option<One<Table>>,
+    len: usize,
+}
+
+impl Chain {
+    fn push(&mut self, mut table: One<Table>) {
+        table[0].next = self.first.take();
+        self.first = Some(table);
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<One<Table>> {
+        let mut table = self.first.take()?;
+        self.first = table[0].next.take();
+        self.len -= 1;
+        Some(table)
+    }
+}
+
+impl Drop for Chain {
+    /// One by one: a long chain must not need a deep stack.
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
+impl Spares {
+    pub(super) fn new() -> Self {
+        Self {
+            tables: Lock::new(Chain::default(), &SPARE_LOCKS),
+            trunks: Lock::new(Vec::with_capacity(TRUNKS), &SPARE_LOCKS),
+            chunks: Lock::new(Vec::with_capacity(CHUNKS), &SPARE_LOCKS),
+        }
+    }
+
+    /// A table; `None` without memory.
+    pub(super) fn table(&self, memory: Memory) -> Option<One<Table>> {
+        let spare = self.tables.lock().pop();
+        or_new(spare, memory, Table::new)
+    }
+
+    /// Puts by a table that was left over.
+    pub(super) fn give(&self, table: Option<One<Table>>) {
+        if let Some(table) = table {
+            self.tables.lock().push(table);
+        }
+    }
+
+    // What publishes trunks and chunks (`OnceBox`) is not loom's: it would not know that who finds one finds it whole,
+    // if there were a lock, which it does know, on the way.
+
+    pub(super) fn trunk(&self, memory: Memory) -> Option<One<Trunk>> {
+        let spare = if cfg!(loom) { None } else { self.trunks.lock().pop() };
+        or_new(spare, memory, Trunk::new)
+    }
+
+    pub(super) fn chunk(&self, memory: Memory) -> Option<One<Chunk>> {
+        let spare = if cfg!(loom) { None } else { self.chunks.lock().pop() };
+        or_new(spare, memory, new_chunk)
+    }
+}
+
+impl Slots {
+    /// Makes what was used up of the memory that is kept ready, and drops what is too much. From a thread that may
+    /// allocate; no lock held.
+    pub fn refill(&self) {
+        loop {
+            let (len, too_much) = {
+                let mut tables = self.spares.tables.lock();
+                (tables.len, if tables.len > TABLES { tables.pop() } else { None })
+            };
+            match too_much {
+                Some(table) => drop(table),
+                None if len < TABLES => match Table::new() {
+                    Some(table) => self.spares.give(Some(table)),
+                    None => break,
+                },
+                None => break,
+            }
+        }
+        refill(&self.spares.trunks, TRUNKS, Trunk::new);
+        refill(&self.spares.chunks, CHUNKS, new_chunk);
+    }
+}
+
+fn or_new<T>(spare: Option<One<T>>, memory: Memory, make: fn() -> Option<One<T>>) -> Option<One<T>> {
+    match memory {
+        Memory::Asked => spare.or_else(make),
+        Memory::AtHand => spare,
+    }
+}
+
+fn refill<T>(spares: &Lock<Vec<One<T>>>, most: usize, make: impl Fn() -> Option<One<T>>) {
+    while spares.lock().len() < most {
+        let Some(made) = make() else { return };
+        let mut spares = spares.lock();
+        if spares.len() < most {
+            spares.push(made);
+        }
+    }
+}
