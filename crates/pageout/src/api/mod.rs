@@ -20,6 +20,7 @@
 //! | swap | `Swap`, its builder, the end of the engine |
 //! | region | `Region`: views, advice, pins |
 //! | host | the engine's threads in the program |
+//! | inline | threads that answer their own faults |
 //! | managed | the kernel with an account of managed memory |
 //! | devices | what a specification names |
 //! | memory | mappings |
@@ -33,6 +34,7 @@ mod bytes;
 mod devices;
 mod error;
 mod host;
+mod inline;
 mod managed;
 mod memory;
 mod region;
@@ -42,4 +44,4 @@ pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
 pub use error::Error;
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
-pub use swap::{Builder, Swap, LEAST_MEMORY};
+pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

@@ -362,6 +362,36 @@ impl Device {
         true
     }
 
+    /// Fills up, or empties, the stock of tables of each shard. `false` without memory.
+    pub(super) fn stock(&self) -> bool {
+        for (number, shard) in self.shards.iter().enumerate() {
+            while shard.lock().lacks() > 0 {
+                if !self.add_spare(number) {
+                    return false;
+                }
+            }
+            loop {
+                let mut lists = shard.lock();
+                let surplus = if lists.lacks() < 0 { lists.spare().pop() } else { None };
+                drop(lists);
+                if surplus.is_none() {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Does no shard go to the program's memory for a table soon?
+    pub(super) fn is_stocked(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().is_stocked())
+    }
+
+    /// How many clusters are free.
+    pub(super) fn free_clusters(&self) -> u32 {
+        self.shards.iter().map(|shard| shard.lock().len(Place::FREE)).sum()
+    }
+
     /// Lets a shard have the clusters of a trunk that was not used yet: `wanted`, or the lowest. Returns
     /// whether there was one.
     pub(super) fn adopt(

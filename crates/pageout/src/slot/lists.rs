@@ -78,7 +78,11 @@ const TIGHT: u32 = 1 << 31;
 
 /// Tables kept at hand in each shard, so that a cluster that empties and fills again and again does not
 /// go to the program's memory for it.
-const SPARE_TABLES: usize = 8;
+const SPARE_TABLES: usize = 32;
+/// Tables that a stocked shard has about.
+const STOCK: usize = SPARE_TABLES / 2;
+/// So many more or fewer, and it is not stocked any more.
+const STOCK_SLACK: usize = STOCK / 2;
 
 #[derive(Clone, Copy)]
 struct Ends {
@@ -116,6 +120,16 @@ impl Lists {
 
     pub(super) fn spare(&mut self) -> &mut Vec<One<Table>> {
         &mut self.spare
+    }
+
+    /// How many tables it lacks for a full stock; below 0, has too many.
+    pub(super) fn lacks(&self) -> isize {
+        STOCK as isize - self.spare.len() as isize
+    }
+
+    /// Are there tables for clusters that fill, and room for those of clusters that empty?
+    pub(super) fn is_stocked(&self) -> bool {
+        self.lacks().unsigned_abs() <= STOCK_SLACK
     }
 
     /// Puts a table by; gives it back if there are enough.

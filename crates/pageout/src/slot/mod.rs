@@ -63,6 +63,8 @@ pub const CLUSTER_SLOTS: usize = 1 << CLUSTER_ORDER;
 pub const TRUNK_CLUSTERS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 /// Slots in a trunk: 64 MiB.
 pub const TRUNK_SLOTS: u64 = (TRUNK_CLUSTERS * CLUSTER_SLOTS) as u64;
+/// Free clusters of a stock.
+const STOCK_CLUSTERS: u32 = 16;
 /// How many orders there are: 0 to [`CLUSTER_ORDER`].
 pub const ORDERS: usize = CLUSTER_ORDER as usize + 1;
 
@@ -114,6 +116,36 @@ impl Slots {
         let index = entry.cluster();
         let cluster = device.get(index).ok_or(WrongEntry::FreeSlot(entry))?;
         Ok((device, index, cluster))
+    }
+
+    /// Devices that give slots.
+    fn on(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter_map(|device| Some(&device.get()?[0])).filter(|device| device.is_on())
+    }
+
+    /// Makes ahead what allocating some dozens of slots would ask memory for. `false`: another trunk should be
+    /// added. From a thread that may allocate.
+    pub(crate) fn stock(&self) -> bool {
+        let mut free = 0;
+        for device in self.on() {
+            if !device.stock() {
+                return true;
+            }
+            while device.free_clusters() < STOCK_CLUSTERS {
+                match device.adopt(0, None, || self.mark_available(device)) {
+                    Ok(true) => {}
+                    _ => break,
+                }
+            }
+            free += device.free_clusters();
+        }
+        free >= STOCK_CLUSTERS
+    }
+
+    /// Is there what [`Slots::stock`] makes?
+    pub(crate) fn is_stocked(&self) -> bool {
+        let free: u32 = self.on().map(|device| device.free_clusters()).sum();
+        free >= STOCK_CLUSTERS / 2 && self.on().all(|device| device.is_stocked())
     }
 
     /// Room appeared on a device; its list lock is held.

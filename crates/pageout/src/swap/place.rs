@@ -317,6 +317,22 @@ impl Place {
         self.full.load(Relaxed)
     }
 
+    /// May a thread in a signal handler read and write every device?
+    pub(crate) fn is_for_handlers(&self) -> bool {
+        let devices = self.devices.iter().map(Lock::lock);
+        devices.filter_map(|known| Some(known.as_ref()?.device.is_for_handlers())).all(|is| is)
+    }
+
+    /// Keeps ready what [`Place::alloc`] and [`Place::put`] would ask memory for, or give back. May wait; no lock held.
+    pub(crate) fn stock(&self) {
+        while !self.slots.stock() && self.grow() {}
+    }
+
+    /// Can some dozens of pages be placed, and others given up, without memory being asked for or given back?
+    pub(crate) fn is_stocked(&self) -> bool {
+        self.slots.is_stocked()
+    }
+
     /// Names of slots in use.
     pub fn swapped(&self) -> u64 {
         self.swapped.load(Relaxed)
