@@ -196,7 +196,7 @@ impl Builder {
                     pinned: AtomicU64::new(0),
                     process: getpid(),
                     presence: None,
-                    descriptors,
+                    _descriptors: descriptors,
                 };
                 if self.delivery == Delivery::Inline {
                     // SAFETY: its end, in `drop`, comes before the engine's.
@@ -231,7 +231,7 @@ pub(super) struct Inner {
     /// With inline delivery; ends before the engine does.
     presence: Option<Presence>,
     /// With inline delivery; closed when the engine has ended.
-    descriptors: Option<Descriptors>,
+    _descriptors: Option<Descriptors>,
 }
 
 impl Inner {
