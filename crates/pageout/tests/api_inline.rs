@@ -427,14 +427,20 @@ fn what_is_lost_is_told_and_ends_the_program() {
             }
         }
         set_action(lost as *const () as usize, libc::SA_SIGINFO | libc::SA_RESETHAND);
-        let path = std::env::temp_dir().join(format!("pageout-inline-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("pageout-inline-{}", std::process::id()));
+        {
+            use std::os::unix::fs::DirBuilderExt;
+            std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        }
+        let path = directory.join("swap");
         let open = || {
             use std::os::unix::fs::OpenOptionsExt;
             std::fs::File::options().read(true).write(true).create(true).mode(0o600).truncate(false).open(&path)
         };
         let file = open().unwrap();
-        let Some(swap) = swap_on(&format!("{},size=256M", path.display())) else { return };
-        std::fs::remove_file(&path).unwrap();
+        let swap = swap_on(&format!("{},size=256M", path.display()));
+        std::fs::remove_dir_all(&directory).unwrap();
+        let Some(swap) = swap else { return };
         let mut region = swap.map(64 * MIB).unwrap();
         fill(region.as_mut_slice(), 3);
         // This goes by way of the engine's threads: files are not for handlers.
@@ -557,7 +563,8 @@ fn a_child_has_no_regions_and_may_make_its_own() {
             verify(region.as_slice(), 1);
             7
         });
-        assert_eq!(libc::WEXITSTATUS(ended(own)), 7);
+        let status = ended(own);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
         // One that lives on has the descriptors still: nobody waits for it.
         let sleeps = child(&|| {
             thread::sleep(Duration::from_secs(30));

@@ -109,13 +109,19 @@ const CLEANING: u32 = 1;
 const CLEAN: u32 = 2;
 
 struct Seat {
-    server: UnsafeCell<Box<Server>>,
+    server: Box<Server>,
     stack: Mapping,
+}
+
+impl Seat {
+    fn new() -> Result<Self, Errno> {
+        Ok(Self { server: Box::new(Server::inline()), stack: Mapping::new(STACK)? })
+    }
 }
 
 struct Shared {
     table: &'static Table,
-    seats: Box<[Seat]>,
+    seats: Box<[UnsafeCell<Seat>]>,
 }
 
 // SAFETY: a seat is used by who set its bit in the table.
@@ -139,32 +145,33 @@ impl Shared {
             madvise(table, size_of::<Table>(), Advice::LinuxWipeOnFork)?;
             &*table.cast::<Table>()
         };
-        let seat = |_| {
-            Ok(Seat { server: UnsafeCell::new(Box::new(Server::inline())), stack: Mapping::new(STACK)? })
-        };
-        let shared = Self { table, seats: (0..SEATS).map(seat).collect::<Result<_, Errno>>()? };
+        let seats = (0..SEATS).map(|_| Seat::new().map(UnsafeCell::new)).collect::<Result<_, Errno>>()?;
+        table.seats.store(CLEAN, SeqCst);
         install();
-        Ok(shared)
+        Ok(Self { table, seats })
     }
 
     /// Gives a fork's child seats of its own.
-    fn clean(&self) {
+    fn clean(&self) -> Result<(), Errno> {
         let state = &self.table.seats;
         if state.compare_exchange(WIPED, CLEANING, SeqCst, SeqCst).is_ok() {
             for seat in &self.seats {
-                // SAFETY: no engine is here yet, and so nobody sits.
-                unsafe { *seat.server.get() = Box::new(Server::inline()) };
+                let new = Seat::new().inspect_err(|_| state.store(WIPED, SeqCst))?;
+                // SAFETY: no engine is here yet, and so nobody sits. What was there is not dropped: the stack is not
+                // in this process.
+                unsafe { seat.get().write(new) };
             }
             state.store(CLEAN, SeqCst);
         }
         let mut backoff = Backoff::new();
-        while state.load(SeqCst) != CLEAN {
+        while state.load(SeqCst) == CLEANING {
             backoff.snooze();
         }
+        Ok(())
     }
 
     /// A free seat; waits for one. Signals are blocked.
-    fn sit(&self) -> (usize, &Seat) {
+    fn sit(&self) -> (usize, *mut Seat) {
         let mut backoff = Backoff::new();
         loop {
             let free = !self.table.taken.load(SeqCst) & ((1 << SEATS) - 1);
@@ -172,7 +179,7 @@ impl Shared {
             if free == 0 {
                 backoff.snooze();
             } else if self.table.taken.fetch_or(1 << number, SeqCst) & 1 << number == 0 {
-                return (number, &self.seats[number]);
+                return (number, self.seats[number].get());
             }
         }
     }
@@ -190,7 +197,7 @@ impl Presence {
     /// The engine is there as long as this lives.
     pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Errno> {
         let shared = SHARED.get_or_init(Shared::new).as_ref().map_err(|errno| *errno)?;
-        shared.clean();
+        shared.clean()?;
         let pointer = engine as *const _ as *mut _;
         let enters = |slot: &&Slot| {
             slot.engine.compare_exchange(core::ptr::null_mut(), pointer, SeqCst, SeqCst).is_ok()
@@ -214,7 +221,7 @@ pub(super) fn answer(engine: &Engine<Managed>, address: usize) {
     let Some(Ok(shared)) = SHARED.get() else { unreachable!("an engine without handlers") };
     let (number, seat) = shared.sit();
     // SAFETY: the seat is ours.
-    unsafe { &mut *seat.server.get() }.answer_own(engine, address, thread());
+    unsafe { &mut (*seat).server }.answer_own(engine, address, thread());
     shared.stand(number);
 }
 
@@ -237,8 +244,8 @@ fn is_ours(address: usize) -> bool {
         if let Some(engine) = engine {
             let (number, seat) = shared.sit();
             let task = Task { engine, seat, address };
-            // SAFETY: the stack is ours, and its top aligned to a page.
-            unsafe { on_stack(seat.stack.end(), run, (&raw const task).cast()) };
+            // SAFETY: the seat is ours, and with it the stack, whose top is aligned to a page.
+            unsafe { on_stack((*seat).stack.end(), run, (&raw const task).cast()) };
             shared.stand(number);
         }
         slot.users.fetch_sub(1, SeqCst);
@@ -251,7 +258,7 @@ fn is_ours(address: usize) -> bool {
 
 struct Task<'a> {
     engine: &'a Engine<Managed>,
-    seat: &'a Seat,
+    seat: *mut Seat,
     address: usize,
 }
 
@@ -259,7 +266,7 @@ extern "C" fn run(task: *const c_void) {
     // SAFETY: `is_ours` waits for this call; the seat is its own.
     let (task, server) = unsafe {
         let task = &*task.cast::<Task<'_>>();
-        (task, &mut *task.seat.server.get())
+        (task, &mut (*task.seat).server)
     };
     server.answer_own(task.engine, task.address, thread());
 }
