@@ -15,6 +15,7 @@ use crate::call::call;
 use crate::engine::Engine;
 use crate::fault::Server;
 use crate::kernel::{Linux, LinuxError};
+use crate::page::Tag;
 use crate::sync::Backoff;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
@@ -240,7 +241,10 @@ fn is_ours(address: usize) -> bool {
         }
         slot.users.fetch_add(1, SeqCst);
         // SAFETY: whoever takes it away waits for its users.
-        let engine = unsafe { slot.engine.load(SeqCst).as_ref() }.filter(|engine| engine.manages(address));
+        let engine = unsafe { slot.engine.load(SeqCst).as_ref() };
+        // What is lost is the program's to hear. The signal tells it apart (BUS_MCEERR_AR) only where the kernel was
+        // built with CONFIG_MEMORY_FAILURE.
+        let engine = engine.filter(|engine| engine.manages(address) && engine.tag(address) != Tag::Poisoned);
         if let Some(engine) = engine {
             let (number, seat) = shared.sit();
             let task = Task { engine, seat, address };
@@ -329,7 +333,6 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
     // SAFETY: the kernel's arguments; errno is this thread's.
     unsafe {
         let errno = *libc::__errno_location();
-        // A page that is poisoned raises BUS_MCEERR_AR: that is the program's to hear.
         let ours = (*info).si_code == libc::BUS_ADRERR && is_ours((*info).si_addr() as usize);
         if !ours {
             pass_on(signal, info, context);

@@ -90,7 +90,7 @@ impl fmt::Debug for Swap {
 ///   kernel ends the process then. In the program's own handler of SIGBUS that means `SA_NODEFER`.
 /// * **A handler of SIGBUS** that the program had before [`Builder::build`] is called for everything that is not a fault of
 ///   a region, as the kernel would (mask, `SA_SIGINFO`, `SA_RESETHAND`; `SIG_DFL` and `SIG_IGN` as well), and for bytes
-///   that are lost (`BUS_MCEERR_AR`). One that is installed later must pass on what it does not know to the one that
+///   that are lost. One that is installed later must pass on what it does not know to the one that
 ///   `sigaction` returned.
 /// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted.
 /// * **Stacks**: 4 KiB and the kernel's signal frame are used of the stack that signals are taken on (`sigaltstack`, if
