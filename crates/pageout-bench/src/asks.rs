@@ -200,8 +200,20 @@ fn asks() -> Vec<Ask> {
             AtMost(12.0),
             us,
         ),
-        ask("latency-inline", "fault inline, 1 thread, p50", Value(INLINE, "latency.p50_us"), AtMost(6.5), us),
-        ask("latency-inline", "fault inline, 1 thread, p99.9", Value(INLINE, "latency.p99.9_us"), AtMost(500.0), us),
+        ask(
+            "latency-inline",
+            "fault inline, 1 thread, p50",
+            Value(INLINE, "latency.p50_us"),
+            AtMost(6.5),
+            us,
+        ),
+        ask(
+            "latency-inline",
+            "fault inline, 1 thread, p99.9",
+            Value(INLINE, "latency.p99.9_us"),
+            AtMost(500.0),
+            us,
+        ),
         ask(
             "latency-inline",
             "page-ins inline, one thread",

@@ -431,7 +431,14 @@ mod tests {
         {
             assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
         }
-        for text in ["pageout-file", "pageout-device", "pageout-mem", "pageout-inline", "umap:/built", "vmcache:/built"] {
+        for text in [
+            "pageout-file",
+            "pageout-device",
+            "pageout-mem",
+            "pageout-inline",
+            "umap:/built",
+            "vmcache:/built",
+        ] {
             assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
         }
         assert!("kernel-zram:--swapin never".parse::<Engine>().is_err());

@@ -432,7 +432,13 @@ fn what_is_lost_is_told_and_ends_the_program() {
         let path = directory.join("swap");
         let open = || {
             use std::os::unix::fs::OpenOptionsExt;
-            std::fs::File::options().read(true).write(true).create(true).mode(0o600).truncate(false).open(&path)
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .mode(0o600)
+                .truncate(false)
+                .open(&path)
         };
         let file = open().unwrap();
         let swap = swap_on(&format!("{},size=256M", path.display()));
@@ -451,7 +457,9 @@ fn what_is_lost_is_told_and_ends_the_program() {
         }
         let start = at as usize - region.as_ptr() as usize;
         let refused = region.pin(start..start + PAGE);
-        assert!(matches!(refused, Err(Error::Memory { errno, .. }) if errno.raw_os_error() == libc::EHWPOISON));
+        assert!(
+            matches!(refused, Err(Error::Memory { errno, .. }) if errno.raw_os_error() == libc::EHWPOISON)
+        );
         assert!(region.stats().lost >= PAGE);
         // The handler is called once, comes back, and the next touch is not for it.
         touch(at.cast());
@@ -688,7 +696,8 @@ fn under_attack() {
                         for page in 0..16 {
                             ((part + page * PAGE) as *mut u64).write_volatile(1);
                         }
-                        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+                        let flags =
+                            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
                         let access = libc::PROT_READ | libc::PROT_WRITE;
                         let map = libc::mmap(part as *mut _, 8 * PAGE, access, flags, -1, 0);
                         assert_eq!(map as usize, part);

@@ -91,7 +91,8 @@ impl Spec {
         let (device, first) = match &self.place {
             Place::Memory => {
                 let size = self.size.unwrap_or_else(available_memory);
-                let device = MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
+                let device =
+                    MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
                 let size = device.len() as u64;
                 return self.opened(index, Box::new(device), size, 0);
             }

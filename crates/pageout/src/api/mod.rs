@@ -26,7 +26,7 @@
 //! | memory | mappings |
 //!
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
-//! `/dev/userfaultfd`, or more rights. After a `fork` regions are the parent's alone. The engine opens all it needs when
+//! `/dev/userfaultfd`, or more rights; neither where threads answer their own faults, see [`Delivery`]. After a `fork` regions are the parent's alone. The engine opens all it needs when
 //! it is built, in a file table of its own: a program may close descriptors, drop privileges and lower its
 //! limits afterwards. A seccomp filter on all threads is on the engine's too.
 

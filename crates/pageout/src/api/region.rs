@@ -61,7 +61,7 @@ pub struct RegionStats {
 
 /// Memory that an engine manages: zeros at first, no more of it resident than the limit of its [`Swap`](super::Swap).
 ///
-/// Used like any memory, by any thread, also as a buffer of system calls. A touch of what is out waits until it is
+/// Used like any memory, by any thread, also as a buffer of system calls (but see [`Delivery`](super::Delivery)). A touch of what is out waits until it is
 /// back. What a device cannot bring back raises SIGBUS where it is touched, never wrong data.
 ///
 /// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
@@ -176,7 +176,8 @@ impl Region {
     }
 
     /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by
-    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need no pin.
+    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need a pin with
+    /// [`Delivery::Inline`](super::Delivery::Inline) only.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Pin`], [`Error::Forked`], [`Error::Memory`].

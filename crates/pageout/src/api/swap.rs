@@ -34,7 +34,13 @@ pub struct Swap {
 impl Swap {
     /// Starts saying what is wanted.
     pub fn builder() -> Builder {
-        Builder { memory: Bytes(0), devices: Vec::new(), swapin: Swapin::Auto, max_order: 9, delivery: Delivery::Handler }
+        Builder {
+            memory: Bytes(0),
+            devices: Vec::new(),
+            swapin: Swapin::Auto,
+            max_order: 9,
+            delivery: Delivery::Handler,
+        }
     }
 
     /// Maps `len` bytes of zeros, from 1 byte to 64 TiB; the address is a multiple of 2 MiB. Nothing is
@@ -127,8 +133,8 @@ impl Builder {
         self
     }
 
-    /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory that does not
-    /// count. A file that is not there is made and unlinked at once; one that is there must be empty or
+    /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
+    /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
     /// carry the signature of `mkswap`, and have mode 0600. Devices of higher priority are used first.
     ///
     /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.

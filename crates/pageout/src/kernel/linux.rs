@@ -48,7 +48,9 @@ impl fmt::Display for LinuxError {
             LinuxError::Userfaultfd(error) => error.fmt(f),
             LinuxError::Proc(file, errno) => write!(f, "/proc/self/{file}: {errno}; is /proc mounted?"),
             LinuxError::Memory(errno) => write!(f, "no memory for the engine: {errno}"),
-            LinuxError::Descriptor(errno) => write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n"),
+            LinuxError::Descriptor(errno) => {
+                write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n")
+            }
         }
     }
 }
