@@ -38,6 +38,7 @@ fn base() -> Plan {
         nested: 0,
         slow: false,
         real: false,
+        inline: false,
         habits: Habits { faulty: false, ..Habits::ALL },
     }
 }

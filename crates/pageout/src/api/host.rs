@@ -216,7 +216,7 @@ impl Host {
         let mut engine = Engine::new(kernel, config, frames, place, stats);
         if plan.inline.is_some() {
             engine = engine.with_inline();
-            engine.place.stock();
+            engine.stock();
         }
         engine.measure();
         Ok(Self {
@@ -287,11 +287,7 @@ impl Host {
 
     fn look(&self) {
         let engine = &self.engine;
-        engine.space.spares.refill();
-        engine.policy.lock().reserve();
-        if engine.is_inline() {
-            engine.place.stock();
-        }
+        engine.stock();
         engine.kernel.set_resident(engine.space.resident());
         engine.measure();
         if engine.pressed() {

@@ -255,7 +255,10 @@ impl Region {
                     _ if start == end => Ok(()),
                     _ if !engine.manages(start) => Err(Errno::NOMEM),
                     _ if engine.tag(start) == Tag::Poisoned => Err(Errno::HWPOISON),
-                    _ => Ok(inline::answer(engine, start)),
+                    _ => {
+                        inline::answer(engine, start);
+                        Ok(())
+                    }
                 }
             });
         }

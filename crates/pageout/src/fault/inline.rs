@@ -12,8 +12,9 @@ use crate::kernel::{Fault, Kernel};
 use crate::page::Tag;
 use crate::space::{BLOCK, PAGE};
 
-/// The longest wait (ns) for a server before the fault is taken again.
-const PATIENCE_NS: u64 = 10_000_000;
+/// How often, and how long (ns) each time, a thread waits for a server before it takes its fault again.
+const WAITS: usize = 8;
+const WAIT_NS: u64 = 1_000_000;
 
 impl Server {
     /// One for a thread's own faults.
@@ -35,6 +36,15 @@ impl Server {
 }
 
 impl<K: Kernel> Engine<K> {
+    /// Makes ahead what the fault path takes. Now and then, from a thread that may allocate; no lock held.
+    pub fn stock(&self) {
+        self.space.spares.refill();
+        self.policy.lock().reserve();
+        if self.is_inline() {
+            self.place.stock();
+        }
+    }
+
     /// Has the fault path all that it takes from stock?
     pub(crate) fn is_stocked(&self) -> bool {
         self.space.spares.are_enough() && self.policy.lock().has_room()
@@ -52,13 +62,11 @@ impl<K: Kernel> Engine<K> {
         // If too many wait already, the fault is taken again.
         let _ = self.pending.lock().push(fault);
         self.calls.ring();
-        let until = self.kernel.now() + PATIENCE_NS;
-        while !self.is_answered(fault.address) {
-            let now = self.kernel.now();
-            if now >= until {
+        for _ in 0..WAITS {
+            if self.is_answered(fault.address) {
                 return;
             }
-            self.answered.wait(heard, until - now);
+            self.answered.wait(heard, WAIT_NS);
             heard = self.answered.heard();
         }
     }

@@ -49,6 +49,8 @@ pub struct Plan {
     pub slow: bool,
     /// The threads are real ones.
     pub real: bool,
+    /// The program's threads answer their own faults. With real threads.
+    pub inline: bool,
     pub habits: Habits,
 }
 
@@ -75,6 +77,7 @@ impl Plan {
             nested: if nested { 1 + random.below(6) } else { 0 },
             slow: random.one_in(2),
             real: false,
+            inline: false,
             habits: Habits { huge, share: random.below(2), ..Habits::ALL },
         }
     }
@@ -83,6 +86,7 @@ impl Plan {
 /// Before each request other threads of the engine may run, on the same stack.
 struct Hooked {
     inner: Arc<FaultyDevice<FileDevice>>,
+    for_handlers: bool,
     world: Arc<OnceLock<Weak<World>>>,
 }
 
@@ -129,6 +133,10 @@ impl Device for Hooked {
 
     fn kind(&self) -> Kind {
         self.inner.kind()
+    }
+
+    fn is_for_handlers(&self) -> bool {
+        self.for_handlers
     }
 }
 
@@ -177,6 +185,7 @@ pub struct World {
     pub plan: Plan,
     seed: u64,
     servers: Mutex<Vec<Box<Server>>>,
+    seats: Mutex<Vec<Box<Server>>>,
     outs: Mutex<Vec<Outgoing>>,
     /// What a schedule does at the next request to the device.
     pub at_device: Mutex<Option<Deed>>,
@@ -208,7 +217,7 @@ impl World {
         let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
         let device = Arc::new(FaultyDevice::memory(plan.slots * PAGE as u64, seed).unwrap());
         let known = Arc::new(OnceLock::new());
-        let hooked = Hooked { inner: device.clone(), world: known.clone() };
+        let hooked = Hooked { inner: device.clone(), for_handlers: plan.inline, world: known.clone() };
         let config_of_device =
             DeviceConfig { priority: 0, rotational: false, discard: false, slots: plan.slots, first: 1 };
         let place =
@@ -216,13 +225,19 @@ impl World {
         let pages = plan.blocks * BLOCK_PAGES;
         let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
         program.map(&kernel, 0, pages);
+        let mut engine = Engine::new(kernel, config, frames, place, stats());
+        if plan.inline {
+            engine.kernel.set_signals();
+            engine = engine.with_inline();
+        }
         let world = Arc::new(Self {
-            engine: Engine::new(kernel, config, frames, place, stats()),
+            engine,
             device,
             program: Mutex::new(program),
             plan,
             seed,
             servers: Mutex::default(),
+            seats: Mutex::default(),
             outs: Mutex::default(),
             at_device: Mutex::default(),
             at_call: Mutex::default(),
@@ -249,7 +264,10 @@ impl World {
         let inner = Arc::new(FaultyDevice::memory(slots * PAGE as u64, self.seed).unwrap());
         let world = Arc::new(OnceLock::from(Arc::downgrade(self)));
         let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 1 };
-        self.engine.place.swapon(number, serial, config, Box::new(Hooked { inner, world })).unwrap();
+        self.engine
+            .place
+            .swapon(number, serial, config, Box::new(Hooked { inner, for_handlers: false, world }))
+            .unwrap();
     }
 
     /// One walk of a thread that clears a device.
@@ -259,13 +277,28 @@ impl World {
     }
 
     /// A world for [`World::threads_meet`], with all of its memory adopted.
-    pub fn of_threads(seed: u64) -> Arc<Self> {
-        let plan = Plan::by_seed(seed);
+    pub fn of_threads(seed: u64, inline: bool) -> Arc<Self> {
+        let plan = Plan { inline, ..Plan::by_seed(seed) };
         let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(8), ..plan };
         let world = Self::new(plan, seed);
         world.adopt();
         world.engine.measure();
         world
+    }
+
+    /// The handler of a thread of the program whose touch raised a fault, if there is one.
+    fn answer_own(&self) {
+        let waiting = self.engine.kernel.waiting();
+        if waiting.is_empty() {
+            return;
+        }
+        let (thread, address, _) = waiting[self.below(waiting.len())];
+        let seat = self.seats.lock().unwrap().pop();
+        let mut seat = seat.unwrap_or_else(|| Box::new(Server::inline()));
+        seat.answer_own(&self.engine, address, thread);
+        self.seats.lock().unwrap().push(seat);
+        // It touches the page again.
+        self.engine.kernel.wake(address & !(PAGE - 1), PAGE);
     }
 
     /// Real threads: two that answer faults, two evictors, one that adopts, one that does what else there is, and the
@@ -278,6 +311,9 @@ impl World {
             let stop = &stop;
             for _ in 0..2 {
                 scope.spawn(move || until(stop, || self.serve()));
+                if self.plan.inline {
+                    scope.spawn(move || until(stop, || self.answer_own()));
+                }
                 scope.spawn(move || {
                     until(stop, || {
                         self.balance();
@@ -288,6 +324,7 @@ impl World {
             scope.spawn(move || until(stop, &mut also));
             scope.spawn(move || {
                 until(stop, || {
+                    self.engine.stock();
                     self.engine.measure();
                     self.adopt();
                     self.engine.kernel.advance(100_000_000);
@@ -478,6 +515,10 @@ impl World {
             self.calls.store(0, Relaxed);
             self.program.lock().unwrap().step(&self.engine.kernel);
             self.serve();
+            // Nobody else reads events here.
+            if self.plan.inline && !self.engine.kernel.event_pending() {
+                self.answer_own();
+            }
         }
         self.program.lock().unwrap().ending = false;
     }
