@@ -14,7 +14,7 @@ use core::array;
 use once_cell::race::OnceBox;
 
 use super::cluster::{Cluster, Leftover, State};
-use super::lists::{Find, Place, Shard};
+use super::lists::{Find, Place, Shard, STOCK};
 use super::table::{one, Table};
 use super::trunks::TrunkSet;
 use super::{DeviceId, Entry, LockClass, CLUSTER_SLOTS, MAX_SLOTS, ORDERS, TRUNK_CLUSTERS, TRUNK_SLOTS};
@@ -365,6 +365,13 @@ impl Device {
     /// Fills up, or empties, the stock of tables of each shard. `false` without memory.
     pub(super) fn stock(&self) -> bool {
         for (number, shard) in self.shards.iter().enumerate() {
+            if !shard.lock().is_wide() {
+                let mut room = Vec::new();
+                if room.try_reserve_exact(2 * STOCK).is_err() {
+                    return false;
+                }
+                shard.lock().widen(&mut room);
+            }
             while shard.lock().lacks() > 0 {
                 if !self.add_spare(number) {
                     return false;

@@ -78,9 +78,9 @@ const TIGHT: u32 = 1 << 31;
 
 /// Tables kept at hand in each shard, so that a cluster that empties and fills again and again does not
 /// go to the program's memory for it.
-const SPARE_TABLES: usize = 32;
-/// Tables that a stocked shard has about.
-const STOCK: usize = SPARE_TABLES / 2;
+const SPARE_TABLES: usize = 8;
+/// Tables that a stocked shard has about, of twice as many that it has room for.
+pub(super) const STOCK: usize = 16;
 /// So many more or fewer, and it is not stocked any more.
 const STOCK_SLACK: usize = STOCK / 2;
 
@@ -120,6 +120,19 @@ impl Lists {
 
     pub(super) fn spare(&mut self) -> &mut Vec<One<Table>> {
         &mut self.spare
+    }
+
+    /// Is there room for a stock?
+    pub(super) fn is_wide(&self) -> bool {
+        self.spare.capacity() >= 2 * STOCK
+    }
+
+    /// Makes `room`, which is for a stock, that of the tables at hand, and leaves there what is to be dropped.
+    pub(super) fn widen(&mut self, room: &mut Vec<One<Table>>) {
+        if !self.is_wide() {
+            room.append(&mut self.spare);
+            core::mem::swap(room, &mut self.spare);
+        }
     }
 
     /// How many tables it lacks for a full stock; below 0, has too many.
