@@ -458,8 +458,7 @@ impl Life {
         let mut round = 0u32;
         let mut next_count = 0;
         loop {
-            engine.space.spares.refill();
-            engine.place.refill();
+            engine.stock();
             let seen = engine.kernel.statm();
             let resident = seen.resident;
             let now = engine.kernel.now();

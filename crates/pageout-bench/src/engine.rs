@@ -36,6 +36,8 @@ pub enum Engine {
     Kernel(Backing),
     /// `pageout run`, where its swap is, and options passed on.
     Pageout(Store, Vec<String>),
+    /// A region of the library with inline delivery, on its memory device.
+    Inline,
     /// Another pager in user space, by its own benchmark.
     Peer(Peer),
 }
@@ -72,11 +74,12 @@ impl FromStr for Engine {
             "pageout-file" => return Ok(Engine::Pageout(Store::File, options)),
             "pageout-device" => return Ok(Engine::Pageout(Store::Device, options)),
             "pageout-mem" => return Ok(Engine::Pageout(Store::Mem, options)),
+            "pageout-inline" => Engine::Inline,
             _ => {
                 return Err(format!(
                     "{name}: not an engine; it is none, kernel-zram, kernel-ram, kernel-file, kernel-device, \
                      pageout, pageout-file, pageout-device or pageout-mem, these four with :OPTIONS of \
-                     `pageout run`, umap:DIR or vmcache:DIR"
+                     `pageout run`, pageout-inline, umap:DIR or vmcache:DIR"
                 ))
             }
         };
@@ -100,6 +103,7 @@ impl fmt::Display for Engine {
             Engine::Pageout(Store::File, options) => ("pageout-file", &options[..]),
             Engine::Pageout(Store::Device, options) => ("pageout-device", &options[..]),
             Engine::Pageout(Store::Mem, options) => ("pageout-mem", &options[..]),
+            Engine::Inline => ("pageout-inline", &[][..]),
             Engine::Peer(peer) => return peer.fmt(f),
         };
         f.write_str(name)?;
@@ -121,6 +125,9 @@ impl Engine {
             }
             Engine::Peer(peer) => peer.lack(line, setting),
             Engine::Kernel(_) if !sys::is_root() => Some("only root may set up kernel swap".into()),
+            Engine::Inline if !matches!(line.work(), Work::Latency(_) | Work::Rand(_) | Work::Seq(_)) => {
+                Some("only latency, rand and seq work on regions".into())
+            }
             Engine::Pageout(..) if !setting.pageout.exists() => Some(format!(
                 "{}: no such program; build it, or give --pageout PATH",
                 setting.pageout.display()
@@ -205,7 +212,7 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     let mut command: Vec<OsString> = vec!["enter".into()];
     let (mut cgroup, mut mm_stat) = (None, None);
     match engine {
-        Engine::None => command.push("--".into()),
+        Engine::None | Engine::Inline => command.push("--".into()),
         Engine::Kernel(backing) => {
             mm_stat = kswap::make(scope, *backing, swap, setting)?.mm_stat();
             let group = Cgroup::new(scope, setting.memory)?;
@@ -228,6 +235,9 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
         Engine::Peer(peer) => command.extend(peer.command(scope, line, setting)?),
         _ => command.extend(line.command()?),
     }
+    if *engine == Engine::Inline {
+        command.extend(["--inline".into(), format!("{}M", setting.memory.0 >> 20).into()]);
+    }
     let before = Kernel::now();
     let outcome = match start_and_wait(scope, &command, engine, line, setting, mm_stat) {
         Err(error) if cgroup.as_ref().is_some_and(|group| group.oom_kills() > 0) => {
@@ -239,7 +249,7 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
     let mut metrics = match engine {
         Engine::Kernel(_) => kernel,
         // What the kernel swaps meanwhile is not this run's.
-        Engine::None | Engine::Pageout(..) | Engine::Peer(_) => {
+        Engine::None | Engine::Pageout(..) | Engine::Inline | Engine::Peer(_) => {
             let own = matches!(engine, Engine::Pageout(..)).then(|| counters::of_pageout(&stats));
             let mut figures = own.transpose()?.unwrap_or_default();
             for name in ["tlb_shootdowns", "kernel_threads_s"] {
@@ -421,7 +431,14 @@ mod tests {
         {
             assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
         }
-        for text in ["pageout-file", "pageout-device", "pageout-mem", "umap:/built", "vmcache:/built"] {
+        for text in [
+            "pageout-file",
+            "pageout-device",
+            "pageout-mem",
+            "pageout-inline",
+            "umap:/built",
+            "vmcache:/built",
+        ] {
             assert_eq!(text.parse::<Engine>().unwrap().to_string(), text);
         }
         assert!("kernel-zram:--swapin never".parse::<Engine>().is_err());

@@ -1,13 +1,18 @@
 //! The memory that workloads work on: private anonymous mappings of whole huge pages.
 //!
 //! A mapping belongs to the process; that its pages leave and come back underneath is the subject of
-//! the measurements and invisible to the language.
+//! the measurements and invisible to the language. Or a region of the library, whose faults the workload's threads
+//! answer themselves.
 
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use std::sync::OnceLock;
 
-use crate::units::HUGE;
+use anyhow::Result;
+use pageout::{Delivery, Region, Swap};
+
+use crate::units::{Bytes, HUGE};
 
 /// What the mapping asks of transparent huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +25,20 @@ pub enum Pages {
     Default,
 }
 
+/// What regions are mapped from, in a workload of the engine `pageout-inline`.
+static SWAP: OnceLock<Swap> = OnceLock::new();
+
+/// The same, for its counters.
+pub fn swap() -> Option<&'static Swap> {
+    SWAP.get()
+}
+
 /// Zeroed private anonymous memory, 2 MiB aligned, unmapped on drop.
 pub struct Map {
     start: NonNull<u64>,
     words: usize,
     mapped: (usize, usize),
+    region: Option<Region>,
 }
 
 // SAFETY: the memory is owned by the Map; access goes by the usual borrow rules or by atomics.
@@ -53,7 +67,7 @@ impl Map {
         }
         let mapped = (address as usize, whole);
         let start = NonNull::new(mapped.0.next_multiple_of(HUGE) as *mut u64).expect("mmap gives no null");
-        let map = Map { start, words: len / 8, mapped };
+        let map = Map { start, words: len / 8, mapped, region: None };
         let advice = match pages {
             Pages::Huge => libc::MADV_HUGEPAGE,
             Pages::Small => libc::MADV_NOHUGEPAGE,
@@ -64,6 +78,21 @@ impl Map {
             return Err(io::Error::last_os_error());
         }
         Ok(map)
+    }
+
+    /// Maps `bytes` as a region with inline delivery, of which `memory` stays in memory.
+    pub fn inline(bytes: usize, memory: Bytes, pages: Pages) -> Result<Map> {
+        if SWAP.get().is_none() {
+            let memory = pageout::Bytes(memory.0);
+            let builder = Swap::builder().memory(memory).device("mem").delivery(Delivery::Inline);
+            // Small pages only, where they are asked for.
+            let builder = if pages == Pages::Small { builder.max_order(8) } else { builder };
+            let _ = SWAP.set(builder.build()?);
+        }
+        let len = bytes.max(1).next_multiple_of(HUGE);
+        let region = SWAP.get().expect("set above").map(len)?;
+        let start = NonNull::new(region.as_mut_ptr().cast()).expect("a region is not at 0");
+        Ok(Map { start, words: len / 8, mapped: (0, 0), region: Some(region) })
     }
 
     /// Address of the first byte.
@@ -93,6 +122,9 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        if self.region.is_some() {
+            return;
+        }
         // SAFETY: exactly the range that was mapped; no borrow of it outlives `self`.
         unsafe { libc::munmap(self.mapped.0 as *mut libc::c_void, self.mapped.1) };
     }

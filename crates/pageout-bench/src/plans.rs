@@ -68,6 +68,7 @@ pub fn all(memory: Bytes) -> Vec<Plan> {
             "kernel-zram,pageout",
         ),
         plan("latency-cold", format!("latency --size {two} --small --rest 2ms"), "kernel-zram,pageout"),
+        plan("latency-inline", format!("latency --size {two} --small"), "kernel-zram,pageout-inline"),
         plan("swapin-rand", format!("rand --size {two} --seconds 5"), swapins),
         plan("swapin-seq", format!("seq --size {four} --threads 2 --rounds 4 --huge"), swapins),
         fitting("fits", format!("python --size {}M", memory.scaled(0.5).0 >> 20)),

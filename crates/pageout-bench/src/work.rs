@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use crate::mem::{Map, Pages};
+use crate::mem::{self, Map, Pages};
 use crate::pattern::Pattern;
 use crate::units::Bytes;
 
@@ -160,8 +160,16 @@ impl Work {
         }
     }
 
-    /// Runs it in this process and gives what it found.
+    /// Runs it in this process and gives what it found, with the counters of a region that it worked on.
     pub fn run(&self) -> Result<Report> {
+        let mut report = self.run_plain()?;
+        for (name, value) in mem::swap().iter().flat_map(|swap| swap.stats().counters()) {
+            report.set(name, value as f64);
+        }
+        Ok(report)
+    }
+
+    fn run_plain(&self) -> Result<Report> {
         match self {
             Work::Seq(w) => w.run(),
             Work::Readback(w) => w.run(),
@@ -201,6 +209,9 @@ pub struct Set {
     /// Words that count up, as usemem's do; they shrink to about half
     #[arg(long)]
     pub counting: bool,
+    /// Work on a region of the library with inline delivery, of which SIZE stays in memory
+    #[arg(long, value_name = "SIZE")]
+    pub inline: Option<Bytes>,
 }
 
 fn power_of_two(text: &str) -> Result<u64, String> {
@@ -218,6 +229,9 @@ impl Set {
             (_, true) => Pages::Small,
             _ => Pages::Default,
         };
+        if let Some(memory) = self.inline {
+            return Map::inline(self.size.len(), memory, pages);
+        }
         Map::new(self.size.len(), pages).with_context(|| format!("mapping {}", self.size))
     }
 

@@ -5,12 +5,13 @@
  *
  * Lengths and sizes are bytes. Every function may be called by any thread, at the same time by several; none may be
  * called in a signal handler. After a fork everything here is the parent's: in the child regions are not mapped, and
- * nothing may be called but pageout_close() and pageout_open().
+ * nothing may be called but pageout_close() and the two that open.
  *
  * Functions that return int return 0, or -1 on failure; those that return a pointer return NULL on failure.
  * pageout_error() then says what failed, on what, why, and what to do, in one line. Nothing has changed then.
  *
- * Needs Linux 6.8 or later and read and write access to /dev/userfaultfd, or more rights.
+ * Needs Linux 6.8 or later and, but for pageout_open_inline(), read and write access to /dev/userfaultfd, or more
+ * rights.
  */
 #ifndef PAGEOUT_H
 #define PAGEOUT_H
@@ -64,6 +65,22 @@ struct pageout_stats {
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 
 /*
+ * The same, with faults that are answered by the thread that takes them, in a handler of SIGBUS, and not by a thread of
+ * the engine that it waits for. From memory ("mem") that takes a third of the time, and it needs no rights. In exchange:
+ *
+ * - A system call that is given memory that is out fails with EFAULT, or stops short: pageout_pin() what it is given.
+ *   read() and write() of the C library are system calls; futex words (locks) and paths count, too.
+ * - A thread that touches a region must not block SIGBUS; nor must a handler that does (sa_mask). In the program's own
+ *   handler of SIGBUS that means SA_NODEFER.
+ * - A handler of SIGBUS that the program had before is called for all that is not a region's, as the kernel would, and
+ *   for bytes that are lost. One that is installed later must pass on what it does not know to the one that
+ *   sigaction() returned. Other handlers may touch regions.
+ * - Two descriptors are in the program's table, with high numbers and close-on-exec. If they are closed, faults take
+ *   longer. The library must not be unloaded.
+ */
+pageout *pageout_open_inline(uint64_t memory_bytes, const char *const *devices, size_t count);
+
+/*
  * Ends the engine and unmaps every region that is left. swap is invalid afterwards, also for other threads. NULL is
  * allowed. In the child of a fork: only frees the handle.
  */
@@ -80,7 +97,7 @@ int pageout_advise(pageout *swap, void *address, size_t length, int advice);
 
 /*
  * Brings length bytes from address on in, and keeps them in until pageout_unpin() was called for the same bytes as often.
- * At most half of the limit can be pinned. Buffers of system calls need no pin; bytes lent to the kernel by
+ * At most half of the limit can be pinned. Buffers of system calls need a pin after pageout_open_inline() only; bytes lent to the kernel by
  * vmsplice, MSG_ZEROCOPY and the like do, as long as they are lent.
  */
 int pageout_pin(pageout *swap, const void *address, size_t length);

@@ -3,7 +3,7 @@
 //! A handle owns its regions, by address, and its pins, by address and length. One lock guards both tables; it is
 //! held while a region is advised or pinned, not while one is mapped, unmapped or touched.
 
-use pageout::{Advice, Bytes, Pinned, Region, Swap};
+use pageout::{Advice, Builder, Bytes, Delivery, Pinned, Region, Swap};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -93,8 +93,25 @@ unsafe fn handle<'a>(swap: *const Handle) -> Result<&'a Handle, String> {
 
 /// # Safety
 /// `devices` has `count` C strings.
-unsafe fn open(memory_bytes: u64, devices: *const *const c_char, count: usize) -> Result<Swap, String> {
-    let mut builder = Swap::builder().memory(Bytes(memory_bytes));
+unsafe fn open(
+    memory_bytes: u64,
+    devices: *const *const c_char,
+    count: usize,
+    delivery: Delivery,
+) -> *mut Handle {
+    // SAFETY: by contract.
+    match unsafe { build(Swap::builder().memory(Bytes(memory_bytes)).delivery(delivery), devices, count) } {
+        Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
+        Err(why) => {
+            fail(why);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// # Safety
+/// `devices` has `count` C strings.
+unsafe fn build(mut builder: Builder, devices: *const *const c_char, count: usize) -> Result<Swap, String> {
     for n in 0..count {
         // SAFETY: by contract.
         let spec = unsafe { CStr::from_ptr(*devices.add(n)) };
@@ -114,13 +131,21 @@ pub unsafe extern "C" fn pageout_open(
     count: usize,
 ) -> *mut Handle {
     // SAFETY: by contract.
-    match unsafe { open(memory_bytes, devices, count) } {
-        Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
-        Err(why) => {
-            fail(why);
-            ptr::null_mut()
-        }
-    }
+    unsafe { open(memory_bytes, devices, count, Delivery::Handler) }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `devices` has `count` C strings.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_open_inline(
+    memory_bytes: u64,
+    devices: *const *const c_char,
+    count: usize,
+) -> *mut Handle {
+    // SAFETY: by contract.
+    unsafe { open(memory_bytes, devices, count, Delivery::Inline) }
 }
 
 /// See the header.

@@ -35,13 +35,16 @@ fn compile_and_run(name: &str, link: &[&str]) {
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", said(&compiled));
-    // Ends it if it hangs.
-    let ran = Command::new("timeout").args(["-k", "5", "60"]).arg(&program).output().unwrap();
-    if ran.status.code() == Some(SKIPPED) {
-        println!("{}", said(&ran));
-        return;
+    for argument in [None, Some("inline")] {
+        // Ends it if it hangs.
+        let ran =
+            Command::new("timeout").args(["-k", "5", "60"]).arg(&program).args(argument).output().unwrap();
+        if ran.status.code() == Some(SKIPPED) {
+            println!("{}", said(&ran));
+            continue;
+        }
+        assert!(ran.status.success(), "{argument:?}: {}: {}", ran.status, said(&ran));
     }
-    assert!(ran.status.success(), "{}: {}", ran.status, said(&ran));
 }
 
 #[test]

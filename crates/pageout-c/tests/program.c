@@ -1,10 +1,14 @@
-/* Fills four times the limit and reads it back, from two threads; asks for what must be refused. */
+/* Fills four times the limit and reads it back, from two threads; asks for what must be refused. With an argument the
+ * threads answer their own faults. */
+#define _POSIX_C_SOURCE 200809L
 #include "pageout.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 #define LIMIT (16 * MIB)
@@ -31,13 +35,31 @@ static void *fill_and_verify(void *argument)
     return NULL;
 }
 
-int main(void)
+/* A page that is out goes to a system call when it is pinned. */
+static void write_pinned(pageout *swap, char *region)
 {
+    int ends[2];
+    char *out = NULL;
+    CHECK(pipe(ends) == 0);
+    for (char *at = region; at < region + LENGTH && out == NULL; at += PAGE)
+        if (write(ends[1], at, 1) == -1 && errno == EFAULT)
+            out = at;
+    CHECK(out != NULL);
+    CHECK(pageout_pin(swap, out, PAGE) == 0);
+    CHECK(write(ends[1], out, PAGE) == (ssize_t)PAGE);
+    CHECK(pageout_unpin(swap, out, PAGE) == 0);
+    CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+}
+
+int main(int count, char **arguments)
+{
+    (void)arguments;
     const char *devices[] = {"mem,size=256M"};
     CHECK(pageout_open(4096, devices, 1) == NULL);
     CHECK(strstr(pageout_error(), "least that works") != NULL);
 
-    pageout *swap = pageout_open(LIMIT, devices, 1);
+    int is_inline = count > 1;
+    pageout *swap = (is_inline ? pageout_open_inline : pageout_open)(LIMIT, devices, 1);
     if (swap == NULL && strstr(pageout_error(), "userfaultfd") != NULL) {
         printf("skipped: %s\n", pageout_error());
         return 77;
@@ -51,6 +73,8 @@ int main(void)
     fill_and_verify(region + LENGTH / 2);
     CHECK(pthread_join(other, NULL) == 0);
 
+    if (is_inline)
+        write_pinned(swap, region);
     CHECK(pageout_pin(swap, region + MIB, 2 * MIB) == 0);
     CHECK(pageout_unmap(swap, region) == -1);
     CHECK(strstr(pageout_error(), "pageout_unpin") != NULL);

@@ -24,7 +24,7 @@ bitflags! {
         /// Report `munmap()`, and what is mapped over (4.11).
         const EVENT_UNMAP = 1 << 6;
         /// A fault sends SIGBUS to the faulting thread instead of an event (4.14). System calls given such
-        /// memory then fail with EFAULT.
+        /// memory then fail with EFAULT, so a context with it needs no rights (Linux 5.11).
         const SIGBUS = 1 << 7;
         /// Faults name the faulting thread (4.14).
         const THREAD_ID = 1 << 8;

@@ -14,7 +14,7 @@ use crate::{abi, Features};
 
 /// A new context with `wanted`, by the device or else by the system call.
 pub(crate) fn open(wanted: Features, nonblock: bool) -> Result<OwnedFd, OpenError> {
-    let context = context(nonblock)?;
+    let context = context(nonblock, wanted.contains(Features::SIGBUS))?;
     handshake(context.as_fd(), wanted)?;
     Ok(context)
 }
@@ -32,7 +32,7 @@ pub(crate) fn open_on(
 
 /// What the kernel offers to whoever may open a context.
 pub(crate) fn supported() -> Result<Features, OpenError> {
-    offered(context(true)?.as_fd()).map_err(OpenError::Handshake)
+    offered(context(true, false)?.as_fd()).map_err(OpenError::Handshake)
 }
 
 /// Opens the device that contexts come from.
@@ -46,7 +46,8 @@ fn flags(nonblock: bool) -> UserfaultfdFlags {
     flags
 }
 
-fn context(nonblock: bool) -> Result<OwnedFd, OpenError> {
+/// `user_mode`: one for faults in user mode is as good, since no other is to be served.
+fn context(nonblock: bool, user_mode: bool) -> Result<OwnedFd, OpenError> {
     let flags = flags(nonblock);
     let device = match device().and_then(|device| abi::new_context(device.as_fd(), flags.bits())) {
         Ok(context) => return Ok(context),
@@ -58,9 +59,11 @@ fn context(nonblock: bool) -> Result<OwnedFd, OpenError> {
         Err(errno) => errno,
     };
     let weaker = flags | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
-    // SAFETY: as above; this one is only asked for to tell why, and closed at once.
-    if syscall == Errno::PERM && unsafe { userfaultfd(weaker) }.is_ok() {
-        return Err(OpenError::UserModeOnly { device });
+    if syscall == Errno::PERM {
+        // SAFETY: as above; where it is not good enough it only tells why, and is closed at once.
+        if let Ok(context) = unsafe { userfaultfd(weaker) } {
+            return if user_mode { Ok(context) } else { Err(OpenError::UserModeOnly { device }) };
+        }
     }
     Err(OpenError::Refused { device, syscall })
 }

@@ -66,7 +66,7 @@ impl Uffd {
     ///
     /// Tries `/dev/userfaultfd` (Linux 6.1), which needs read and write permission on it, then
     /// `userfaultfd(2)`, which needs CAP_SYS_PTRACE or `vm.unprivileged_userfaultfd=1`. A context that is only
-    /// for faults in user mode is never opened.
+    /// for faults in user mode, which anybody gets, is opened with [`Features::SIGBUS`] alone.
     ///
     /// `nonblock`: [`read_events`](Self::read_events) gives EAGAIN instead of waiting. `poll` **needs** it: on
     /// a blocking context it gives POLLERR, always.

@@ -130,6 +130,12 @@ pub struct Engine<K: Kernel> {
     pub(crate) leader: Lock<()>,
     /// Servers that do not lead sleep on it; it rings when one is needed.
     pub(crate) calls: Bell,
+    /// Threads that handed a fault to a server sleep on it.
+    pub(crate) answered: Bell,
+    /// Threads answer their own faults.
+    inline: bool,
+    /// They may read and write every device: none needs a descriptor.
+    pub(crate) self_service: bool,
     /// One thread faults, on a quick device: the server that leads makes room itself, evictors keep off.
     pub(crate) helps_itself: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
@@ -179,6 +185,9 @@ impl<K: Kernel> Engine<K> {
             pending: Lock::new(Pending::new(), &POLICY_LOCKS),
             leader: Lock::new((), &POLICY_LOCKS),
             calls: Bell::new(),
+            answered: Bell::new(),
+            inline: false,
+            self_service: false,
             helps_itself: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
@@ -197,6 +206,20 @@ impl<K: Kernel> Engine<K> {
     pub fn with_key(mut self, key: Key) -> Self {
         self.key = key;
         self
+    }
+
+    /// The same for threads that answer their own faults ([`fault::inline`](crate::fault::inline)).
+    #[must_use]
+    pub fn with_inline(mut self) -> Self {
+        self.inline = true;
+        self.self_service = self.place.is_for_handlers();
+        // They make room themselves, too.
+        self.helps_itself = AtomicBool::new(self.self_service);
+        self
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline
     }
 
     /// Takes up a mapping: from here on its pages leave and come in. Parts that are managed already are left

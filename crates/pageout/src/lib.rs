@@ -31,4 +31,4 @@ pub mod tree;
 pub mod wire;
 
 #[cfg(all(feature = "std", not(any(loom, shuttle))))]
-pub use api::{Advice, Builder, Bytes, Error, Pinned, Plain, Region, Swap};
+pub use api::{Advice, Builder, Bytes, Delivery, Error, Pinned, Plain, Region, Swap};

@@ -98,6 +98,13 @@ impl Bell {
         let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, 1);
     }
 
+    /// Wakes all who sleep.
+    pub fn ring_all(&self) {
+        self.0.fetch_add(1, atomic::Ordering::AcqRel);
+        #[cfg(not(any(loom, shuttle)))]
+        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
     /// Sleeps, at most so many nanoseconds, unless it rang since it was `heard`.
     pub fn wait(&self, heard: u32, timeout_ns: u64) {
         #[cfg(not(any(loom, shuttle)))]

@@ -39,6 +39,7 @@ fn base() -> Plan {
         slow: false,
         rotational: false,
         real: false,
+        inline: false,
         habits: Habits { faulty: false, ..Habits::ALL },
     }
 }

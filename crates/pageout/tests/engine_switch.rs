@@ -148,7 +148,7 @@ fn devices_come_and_go() {
 
 /// The same with real threads: two servers, two evictors, one that adopts, one that switches, and a program.
 fn stress(seed: u64) -> usize {
-    let world = World::of_threads(seed);
+    let world = World::of_threads(seed, false);
     let _on_failure = OnFailure(&world);
     let mut switches = Switches::new(seed);
     world.threads_meet(|| switches.step(&world));

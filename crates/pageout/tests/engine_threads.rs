@@ -5,8 +5,8 @@ mod engine_support;
 
 use engine_support::{seeds, OnFailure, World};
 
-fn stress(seed: u64) {
-    let world = World::of_threads(seed);
+fn stress(seed: u64, inline: bool) {
+    let world = World::of_threads(seed, inline);
     let _on_failure = OnFailure(&world);
     world.threads_meet(|| {});
     world.read_all();
@@ -16,6 +16,14 @@ fn stress(seed: u64) {
 #[test]
 fn threads_that_meet() {
     for seed in seeds(5000, 10) {
-        stress(seed);
+        stress(seed, false);
+    }
+}
+
+/// The same with threads that answer their own faults.
+#[test]
+fn threads_that_serve_themselves() {
+    for seed in seeds(6000, 10) {
+        stress(seed, true);
     }
 }

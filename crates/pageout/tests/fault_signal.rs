@@ -198,9 +198,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     // Zeros by frames that others left, and from the device when there is no frame: the fault lets pages leave itself.
     let other = map(PAGES * PAGE);
     engine.adopt(other, other + PAGES * PAGE).unwrap();
-    engine.space.spares.refill();
-    engine.place.refill();
-    engine.policy.lock().reserve();
+    engine.stock();
     let write_other = || {
         for n in 0..PAGES {
             // SAFETY: our own mapping.

@@ -3,6 +3,7 @@
 //! The words are those of `pageout run --swap`. Everything is opened on the engine's thread, into the engine's own
 //! file table: what the program closes does not reach it.
 
+use super::memory::MemoryDevice;
 use super::{Bytes, Error};
 use crate::device::header::{Header, HeaderError};
 use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
@@ -37,7 +38,7 @@ pub(super) struct Spec {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    /// Memory of no process.
+    /// Memory of this process that does not count.
     Memory,
     /// A file without a name.
     Unlinked,
@@ -90,7 +91,10 @@ impl Spec {
         let (device, first) = match &self.place {
             Place::Memory => {
                 let size = self.size.unwrap_or_else(available_memory);
-                (FileDevice::create_memory(size.0).map_err(|error| self.refused(error))?, 0)
+                let device =
+                    MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
+                let size = device.len() as u64;
+                return self.opened(index, Box::new(device), size, 0);
             }
             Place::Unlinked => (self.create_unlinked()?, 0),
             Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
@@ -98,6 +102,10 @@ impl Spec {
         };
         let size = device.size().map_err(|errno| self.refused(errno.into()))?;
         let size = self.size.map_or(size, |asked| asked.0.min(size));
+        self.opened(index, Box::new(device), size, first)
+    }
+
+    fn opened(&self, index: usize, device: Box<dyn Device>, size: u64, first: u64) -> Result<Opened, Error> {
         if size < TRUNK_BYTES {
             let (size, least) = (Bytes(size), Bytes(TRUNK_BYTES));
             return Err(self.wrong(format!("has room for {size}; give at least {least}")));
@@ -110,7 +118,7 @@ impl Spec {
             slots: 0,
             first,
         };
-        Ok(Opened { config, device: Box::new(device), trunks: (size / TRUNK_BYTES) as u32 })
+        Ok(Opened { config, device, trunks: (size / TRUNK_BYTES) as u32 })
     }
 
     fn create_unlinked(&self) -> Result<FileDevice, Error> {

@@ -11,9 +11,13 @@
 //! are used on these threads only, and the engine is dropped here. All signals are blocked in them. A panic in
 //! one ends the process: regions would hang or read as zeros.
 //!
+//! With inline delivery the program's threads answer their faults themselves ([`inline`]); servers read events, and answer
+//! what is handed to them. The kernel's descriptors are in the program's file table too, then.
+//!
 //! They use the program's allocator, which is why memory of a region must never be behind it.
 
 use super::devices::{Opened, Spec, Trunks};
+use super::inline;
 use super::managed::Managed;
 use super::memory::Mapping;
 use super::{Bytes, Error};
@@ -26,6 +30,7 @@ use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::boxed::Box;
 use std::io;
@@ -54,6 +59,8 @@ pub(super) struct Plan {
     pub(super) swapin: Swapin,
     pub(super) max_order: u8,
     pub(super) stats: Arc<Stats>,
+    /// The descriptors of inline delivery, in the program's file table.
+    pub(super) inline: Option<[RawFd; 2]>,
 }
 
 /// What the program asks of the first thread.
@@ -98,7 +105,7 @@ pub(super) fn start(
 /// The life of the engine.
 fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, Error>>) {
     let _last_word = EndOnPanic;
-    let host = match leave_file_table().map_err(Error::Thread).and_then(|()| Host::new(&plan)) {
+    let host = match leave_file_table(plan.inline).map_err(Error::Thread).and_then(|()| Host::new(&plan)) {
         Ok(host) => host,
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -124,7 +131,13 @@ fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, E
         }
         host.stop(serving);
     });
-    // The engine goes first, and its registration with it: unmapping raises no event then.
+    // The engine goes first, and its registration with it: unmapping raises no event then. With inline delivery the
+    // program, or a child of it, may keep the registration.
+    if plan.inline.is_some() {
+        for mapping in &host._memory {
+            host.engine.kernel.unregister(mapping.start(), mapping.len());
+        }
+    }
     drop(host);
     drop(plan);
 }
@@ -148,7 +161,12 @@ struct Host {
 impl Host {
     fn new(plan: &Plan) -> Result<Self, Error> {
         let limit_pages = plan.memory.pages() as usize;
-        let mut linux = Linux::open().map_err(Error::Kernel)?;
+        let linux = match plan.inline {
+            // SAFETY: this thread has its own file table, and kept these in it.
+            Some(numbers) => unsafe { inline::linux(numbers) },
+            None => Linux::open(),
+        };
+        let mut linux = linux.map_err(Error::Kernel)?;
         let devices = plan.devices.iter().enumerate().map(|(index, spec)| spec.open(index));
         let devices: Vec<Opened> = devices.collect::<Result<_, _>>()?;
 
@@ -195,7 +213,11 @@ impl Host {
         let stats: &'static Stats = unsafe { &*Arc::as_ptr(&plan.stats) };
         Stats::set(&stats.limit_bytes, plan.memory.0);
         Stats::set(&stats.active, 1);
-        let engine = Engine::new(kernel, config, frames, place, stats);
+        let mut engine = Engine::new(kernel, config, frames, place, stats);
+        if plan.inline.is_some() {
+            engine = engine.with_inline();
+            engine.stock();
+        }
         engine.measure();
         Ok(Self {
             engine,
@@ -265,9 +287,7 @@ impl Host {
 
     fn look(&self) {
         let engine = &self.engine;
-        engine.space.spares.refill();
-        engine.place.refill();
-        engine.policy.lock().reserve();
+        engine.stock();
         engine.kernel.set_resident(engine.space.resident());
         engine.measure();
         if engine.pressed() {
@@ -307,8 +327,8 @@ impl Drop for EndOnPanic {
 }
 
 /// Gives the calling thread, and the threads it starts, a file table of their own. Of the program's
-/// descriptors only standard error stays in it, for a last word.
-fn leave_file_table() -> io::Result<()> {
+/// descriptors only standard error stays in it, for a last word, and those to `keep`.
+fn leave_file_table(keep: Option<[RawFd; 2]>) -> io::Result<()> {
     // SAFETY: no pointers; nothing on this thread uses the program's descriptors.
     unsafe {
         if libc::unshare(libc::CLONE_FILES) != 0 {
@@ -318,13 +338,20 @@ fn leave_file_table() -> io::Result<()> {
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         core::mem::forget(null);
-        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+        let mut keep = keep.unwrap_or([2; 2]).map(|number| number as libc::c_uint);
+        keep.sort_unstable();
+        for (from, to) in [(3, keep[0].saturating_sub(1)), (keep[0] + 1, keep[1].saturating_sub(1))] {
+            if from <= to {
+                libc::syscall(libc::SYS_close_range, from, to, 0);
+            }
+        }
+        libc::syscall(libc::SYS_close_range, keep[1] + 1, libc::c_uint::MAX, 0);
     }
     Ok(())
 }
 
 /// Blocks every signal for the calling thread; returns the mask before.
-fn block_signals() -> libc::sigset_t {
+pub(super) fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets are valid for the calls.
     unsafe {
         let (mut all, mut before) = (core::mem::zeroed(), core::mem::zeroed());
@@ -334,7 +361,7 @@ fn block_signals() -> libc::sigset_t {
     }
 }
 
-fn restore_signals(mask: &libc::sigset_t) {
+pub(super) fn restore_signals(mask: &libc::sigset_t) {
     // SAFETY: a mask that the call above gave.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, core::ptr::null_mut()) };
 }

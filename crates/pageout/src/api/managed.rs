@@ -34,6 +34,11 @@ impl Managed {
         self.resident.store(pages, Relaxed);
     }
 
+    /// See [`Linux::unregister`].
+    pub(super) fn unregister(&self, start: usize, len: usize) {
+        self.linux.unregister(start, len);
+    }
+
     fn is_staging(&self, at: usize) -> bool {
         self.staging.iter().any(|range| range.contains(&at))
     }
@@ -94,6 +99,10 @@ impl Kernel for Managed {
 
     fn let_go(&self, thread: u32, place: crate::kernel::Place) {
         self.linux.let_go(thread, place);
+    }
+
+    fn is_ours(&self) -> bool {
+        self.linux.is_ours()
     }
 
     fn event_pending(&self) -> bool {

@@ -20,12 +20,13 @@
 //! | swap | `Swap`, its builder, the end of the engine |
 //! | region | `Region`: views, advice, pins |
 //! | host | the engine's threads in the program |
+//! | inline | threads that answer their own faults |
 //! | managed | the kernel with an account of managed memory |
 //! | devices | what a specification names |
 //! | memory | mappings |
 //!
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
-//! `/dev/userfaultfd`, or more rights. After a `fork` regions are the parent's alone. The engine opens all it needs when
+//! `/dev/userfaultfd`, or more rights; neither where threads answer their own faults, see [`Delivery`]. After a `fork` regions are the parent's alone. The engine opens all it needs when
 //! it is built, in a file table of its own: a program may close descriptors, drop privileges and lower its
 //! limits afterwards. A seccomp filter on all threads is on the engine's too.
 
@@ -33,6 +34,7 @@ mod bytes;
 mod devices;
 mod error;
 mod host;
+mod inline;
 mod managed;
 mod memory;
 mod region;
@@ -42,4 +44,4 @@ pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
 pub use error::Error;
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
-pub use swap::{Builder, Swap, LEAST_MEMORY};
+pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

@@ -1,6 +1,7 @@
 //! `Region`: managed memory of the program, its views, and what can be asked for parts of it.
 
 use super::error::MOST_BYTES;
+use super::inline;
 use super::memory::Mapping;
 use super::swap::Inner;
 use super::{Bytes, Error};
@@ -9,6 +10,7 @@ use crate::space::{page_start, BLOCK, PAGE, UNIT};
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
+use rustix::io::Errno;
 use rustix::mm::{madvise, Advice as Madvise};
 use std::sync::Arc;
 
@@ -59,7 +61,7 @@ pub struct RegionStats {
 
 /// Memory that an engine manages: zeros at first, no more of it resident than the limit of its [`Swap`](super::Swap).
 ///
-/// Used like any memory, by any thread, also as a buffer of system calls. A touch of what is out waits until it is
+/// Used like any memory, by any thread, also as a buffer of system calls (but see [`Delivery`](super::Delivery)). A touch of what is out waits until it is
 /// back. What a device cannot bring back raises SIGBUS where it is touched, never wrong data.
 ///
 /// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
@@ -167,14 +169,15 @@ impl Region {
                     .map_err(|errno| self.refused("giving up pages", end - start, errno))
             }
             Advice::Cold => {
-                self.area.inner.engine().cool(start, end);
+                self.area.inner.quietly(|engine| engine.cool(start, end));
                 Ok(())
             }
         }
     }
 
     /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by
-    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need no pin.
+    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need a pin with
+    /// [`Delivery::Inline`](super::Delivery::Inline) only.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Pin`], [`Error::Forked`], [`Error::Memory`].
@@ -183,7 +186,7 @@ impl Region {
         let inner = &self.area.inner;
         let bytes = (end.next_multiple_of(UNIT) - (start & !(UNIT - 1))) as u64;
         inner.reserve_pins(bytes)?;
-        inner.engine().hold(start, end);
+        inner.quietly(|engine| engine.hold(start, end));
         let pinned = Pinned { area: self.area.clone(), start, end, range, bytes };
         self.bring_in(start, end)?;
         Ok(pinned)
@@ -193,18 +196,20 @@ impl Region {
     pub fn stats(&self) -> RegionStats {
         let mut stats = RegionStats::default();
         let (start, end) = (self.area.mapping().start(), self.area.mapping().end());
-        for (block_start, block) in self.area.inner.engine().space.blocks(start, end) {
-            let block = block.lock();
-            for index in 0..(end - block_start).min(BLOCK) / PAGE {
-                match block.word(index).tag() {
-                    Tag::None | Tag::Zero => {}
-                    Tag::Resident => stats.resident += PAGE,
-                    Tag::Cached => stats.leaving += PAGE,
-                    Tag::Swapped | Tag::Busy => stats.swapped += PAGE,
-                    Tag::Poisoned => stats.lost += PAGE,
+        self.area.inner.quietly(|engine| {
+            for (block_start, block) in engine.space.blocks(start, end) {
+                let block = block.lock();
+                for index in 0..(end - block_start).min(BLOCK) / PAGE {
+                    match block.word(index).tag() {
+                        Tag::None | Tag::Zero => {}
+                        Tag::Resident => stats.resident += PAGE,
+                        Tag::Cached => stats.leaving += PAGE,
+                        Tag::Swapped | Tag::Busy => stats.swapped += PAGE,
+                        Tag::Poisoned => stats.lost += PAGE,
+                    }
                 }
             }
-        }
+        });
         stats
     }
 
@@ -226,17 +231,41 @@ impl Region {
         if start >= end {
             return Ok(());
         }
+        if self.area.inner.is_inline() {
+            return self.bring_in_inline(start, end);
+        }
         loop {
             // SAFETY: reads our own pages.
             match unsafe { madvise(start as *mut _, end - start, Madvise::LinuxPopulateRead) } {
                 Ok(()) => return Ok(()),
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => return Err(self.refused("bringing pages in", end - start, errno)),
             }
         }
     }
 
-    fn refused(&self, what: &'static str, len: usize, errno: rustix::io::Errno) -> Error {
+    /// The same where the kernel cannot have it done: page by page, as a fault of this thread would be answered.
+    fn bring_in_inline(&self, mut start: usize, end: usize) -> Result<(), Error> {
+        let mut refusal = Ok(());
+        while start < end && refusal.is_ok() {
+            refusal = self.area.inner.quietly(|engine| {
+                let is_out = |at: &usize| engine.tag(*at) != Tag::Resident;
+                start = (start..end).step_by(PAGE).find(is_out).unwrap_or(end);
+                match start {
+                    _ if start == end => Ok(()),
+                    _ if !engine.manages(start) => Err(Errno::NOMEM),
+                    _ if engine.tag(start) == Tag::Poisoned => Err(Errno::HWPOISON),
+                    _ => {
+                        inline::answer(engine, start);
+                        Ok(())
+                    }
+                }
+            });
+        }
+        refusal.map_err(|errno| self.refused("bringing pages in", end - start, errno))
+    }
+
+    fn refused(&self, what: &'static str, len: usize, errno: Errno) -> Error {
         Error::Memory { what, len: Bytes(len as u64), errno }
     }
 }
@@ -274,7 +303,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let inner = &self.area.inner;
         if !inner.is_foreign() {
-            inner.engine().release_hold(self.start, self.end);
+            inner.quietly(|engine| engine.release_hold(self.start, self.end));
             inner.pinned.fetch_sub(self.bytes, Relaxed);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::devices::Spec;
 use super::host::{self, Handle, Plan, Request};
+use super::inline::{Descriptors, Presence};
 use super::managed::Managed;
 use super::memory::Mapping;
 use super::{Bytes, Error, Region};
@@ -33,7 +34,13 @@ pub struct Swap {
 impl Swap {
     /// Starts saying what is wanted.
     pub fn builder() -> Builder {
-        Builder { memory: Bytes(0), devices: Vec::new(), swapin: Swapin::Auto, max_order: 9 }
+        Builder {
+            memory: Bytes(0),
+            devices: Vec::new(),
+            swapin: Swapin::Auto,
+            max_order: 9,
+            delivery: Delivery::Handler,
+        }
     }
 
     /// Maps `len` bytes of zeros, from 1 byte to 64 TiB; the address is a multiple of 2 MiB. Nothing is
@@ -68,6 +75,44 @@ impl fmt::Debug for Swap {
     }
 }
 
+/// Who answers the faults of regions: which thread brings a page back that is touched.
+///
+/// | | `Handler` | `Inline` |
+/// |---|---|---|
+/// | who | a thread of the engine, which the touch waits for | the thread itself, in a handler of SIGBUS |
+/// | a fault from memory | 15 us and more | a third of it |
+/// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
+/// | rights | `/dev/userfaultfd`, or more | none |
+/// | what the program must mind | nothing | the rules below |
+///
+/// It is a property of a whole [`Swap`], since the kernel knows it of a whole userfaultfd; a program may have one of each.
+/// Devices that are not `mem` are read and written by the engine's threads either way, and then little is gained.
+///
+/// Rules for a program with a `Swap` whose delivery is `Inline`:
+///
+/// * **System calls**: whatever the kernel reads or writes for the program must be pinned, or be elsewhere:
+///   buffers, paths, `struct`s, futex words (locks) too. The standard library's `read` and `write` are system calls.
+/// * **SIGBUS** must not be blocked in a thread that touches a region, nor in the `sa_mask` of a handler that does: the
+///   kernel ends the process then. In the program's own handler of SIGBUS that means `SA_NODEFER`.
+/// * **A handler of SIGBUS** that the program had before [`Builder::build`] is called for everything that is not a fault of
+///   a region, as the kernel would (mask, `SA_SIGINFO`, `SA_RESETHAND`; `SIG_DFL` and `SIG_IGN` as well), and for bytes
+///   that are lost. One that is installed later must pass on what it does not know to the one that
+///   `sigaction` returned.
+/// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted.
+/// * **Stacks**: 4 KiB and the kernel's signal frame are used of the stack that signals are taken on (`sigaltstack`, if
+///   there is one). Neither kind of stack may lie in a region.
+/// * **Descriptors**: two of the program's file table, high numbers and close-on-exec. If the program closes them, its faults
+///   are answered by threads of the engine.
+/// * **Debuggers**: `handle SIGBUS nostop noprint pass`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Delivery {
+    /// A thread of the engine.
+    #[default]
+    Handler,
+    /// The thread that touched it.
+    Inline,
+}
+
 /// What a [`Swap`] is to be.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before build()"]
@@ -76,6 +121,7 @@ pub struct Builder {
     devices: Vec<String>,
     swapin: Swapin,
     max_order: u8,
+    delivery: Delivery,
 }
 
 impl Builder {
@@ -87,8 +133,8 @@ impl Builder {
         self
     }
 
-    /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory that does not
-    /// count. A file that is not there is made and unlinked at once; one that is there must be empty or
+    /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
+    /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
     /// carry the signature of `mkswap`, and have mode 0600. Devices of higher priority are used first.
     ///
     /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.
@@ -109,6 +155,12 @@ impl Builder {
         self
     }
 
+    /// Who answers faults; a thread of the engine unless it is said. See [`Delivery`] for what comes with the other.
+    pub fn delivery(mut self, delivery: Delivery) -> Self {
+        self.delivery = delivery;
+        self
+    }
+
     /// Opens the devices and starts the engine.
     ///
     /// # Errors
@@ -124,19 +176,24 @@ impl Builder {
         }
         // SAFETY: counters are plain atomic integers; zeros are valid.
         let stats: Arc<Stats> = Arc::new(unsafe { core::mem::zeroed() });
+        let descriptors = match self.delivery {
+            Delivery::Inline => Some(Descriptors::open().map_err(Error::Kernel)?),
+            Delivery::Handler => None,
+        };
         let plan = Plan {
             memory: self.memory,
             devices,
             swapin: self.swapin,
             max_order: self.max_order,
             stats: stats.clone(),
+            inline: descriptors.as_ref().map(Descriptors::numbers),
         };
         let (requests, inbox) = channel();
         let (ready, answer) = channel();
         let thread = host::start(plan, inbox, ready).map_err(Error::Thread)?;
         match answer.recv().expect("the first thread answers once, or the process ends") {
-            Ok(handle) => Ok(Swap {
-                inner: Arc::new(Inner {
+            Ok(handle) => {
+                let mut inner = Inner {
                     handle,
                     requests,
                     thread: Some(thread),
@@ -144,8 +201,20 @@ impl Builder {
                     memory: self.memory,
                     pinned: AtomicU64::new(0),
                     process: getpid(),
-                }),
-            }),
+                    presence: None,
+                    _descriptors: descriptors,
+                };
+                if self.delivery == Delivery::Inline {
+                    // SAFETY: its end, in `drop`, comes before the engine's.
+                    let presence = unsafe { Presence::of(inner.handle.engine()) };
+                    inner.presence = Some(presence.map_err(|errno| Error::Memory {
+                        what: "one more Swap with inline delivery",
+                        len: Bytes(0),
+                        errno,
+                    })?);
+                }
+                Ok(Swap { inner: Arc::new(inner) })
+            }
             Err(error) => {
                 let _ = thread.join();
                 Err(error)
@@ -165,13 +234,33 @@ pub(super) struct Inner {
     pub(super) pinned: AtomicU64,
     /// Whose threads they are: a fork's child has none.
     process: Pid,
+    /// With inline delivery; ends before the engine does.
+    presence: Option<Presence>,
+    /// With inline delivery; closed when the engine has ended.
+    _descriptors: Option<Descriptors>,
 }
 
 impl Inner {
     /// For what needs no descriptor of the engine's: words, locks, counters.
-    pub(super) fn engine(&self) -> &Engine<Managed> {
+    fn engine(&self) -> &Engine<Managed> {
         // SAFETY: Stop is sent in `drop`, and nowhere else.
         unsafe { self.handle.engine() }
+    }
+
+    /// The same where locks are taken: no signal comes meanwhile, whose handler could fault and wait for them.
+    pub(super) fn quietly<T>(&self, work: impl FnOnce(&Engine<Managed>) -> T) -> T {
+        struct Quiet(libc::sigset_t);
+        impl Drop for Quiet {
+            fn drop(&mut self) {
+                host::restore_signals(&self.0);
+            }
+        }
+        let _quiet = Quiet(host::block_signals());
+        work(self.engine())
+    }
+
+    pub(super) fn is_inline(&self) -> bool {
+        self.presence.is_some()
     }
 
     /// Is this a fork's child?
@@ -218,10 +307,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.is_foreign() {
-            // The thread is in the parent.
-            core::mem::forget(thread);
+            // The thread is in the parent, and no handler finds the engine here.
+            core::mem::forget((thread, self.presence.take()));
             return;
         }
+        self.presence = None;
         let _ = self.requests.send(Request::Stop);
         let _ = thread.join();
     }

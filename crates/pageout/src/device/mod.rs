@@ -13,7 +13,7 @@
 //! do not panic, use no thread-local state and make raw system calls only, so they may run in a signal
 //! handler. `write_batch` may take the device's own lock, which it holds across I/O: it is for engine
 //! threads, never for a handler. Every call must be made by a thread whose file table holds the device's
-//! descriptors.
+//! descriptors. A device that [is for handlers](Device::is_for_handlers) has neither.
 //!
 //! # Errors
 //!
@@ -114,4 +114,9 @@ pub trait Device: Send + Sync {
 
     /// What the device is made of.
     fn kind(&self) -> Kind;
+
+    /// May any thread use it, whatever its file table, and write in a signal handler too?
+    fn is_for_handlers(&self) -> bool {
+        false
+    }
 }

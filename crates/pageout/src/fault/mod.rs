@@ -2,11 +2,13 @@
 //!
 //! A server holds the leadership while it reads events and answers faults; another takes over when a read
 //! from a slow device is ahead. Decide looks at one word under its block's lock; resolve maps by MOVE or
-//! COPY under the same lock, or, after I/O, under it again.
+//! COPY under the same lock, or, after I/O, under it again. The same path answers a thread's fault on that thread
+//! itself ([`inline`]).
 //!
 //! Fit to run in a signal handler: no allocation, no thread-local state, raw system calls, and no
 //! lock that the interrupted thread could hold (engine threads take no signals).
 
+pub mod inline;
 pub(crate) mod order;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
@@ -32,6 +34,8 @@ pub struct Server {
     incoming: Incoming,
     /// Faults answered since it settled on a CPU; 0: it has not.
     settled: u32,
+    /// It answers the thread that it runs on, in a signal handler.
+    inline: bool,
 }
 
 /// Faults that were read and not answered yet. When it is full, a fault is woken to come again.
@@ -94,6 +98,8 @@ const ROOM: i64 = 32;
 enum Decision {
     /// It was answered.
     Answered,
+    /// Somebody is bringing it in and will wake all who wait.
+    Busy,
     /// Pages `low..high` of the block hold nothing: zeros. With the order that asked for them.
     Zeros(usize, usize, u8),
     /// On the device; the window to bring in, with its order.
@@ -105,7 +111,7 @@ enum Decision {
 impl Server {
     /// A server with nothing to do.
     pub fn new() -> Self {
-        Self { incoming: Incoming::new(), settled: 0 }
+        Self { incoming: Incoming::new(), settled: 0, inline: false }
     }
 
     /// One round of a server: answers a fault that was read, or leads: waits for events (at most `timeout_ns`),
@@ -121,13 +127,18 @@ impl Server {
             if more || !engine.is_quick() {
                 engine.calls.ring();
             }
-            return self.answer_timed(engine, fault);
+            self.answer_timed(engine, fault);
+            return engine.answered.ring_all();
         }
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
         };
         if engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
+        }
+        if engine.is_inline() {
+            // The events are all that it reads; faults are handed to those who wait for calls.
+            return;
         }
         let Some((fault, more)) = engine.pending.lock().pop() else { return };
         let leader = if more || !engine.is_quick() {
@@ -145,7 +156,8 @@ impl Server {
         engine.helps_itself.store(alone, Relaxed);
         self.settle(engine, alone);
         if !alone {
-            return self.answer_timed(engine, fault);
+            self.answer_timed(engine, fault);
+            return;
         }
         self.make_room(engine);
         let place = engine.kernel.call_here(fault.thread);
@@ -180,15 +192,20 @@ impl Server {
         }
     }
 
-    fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
+    fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) -> bool {
         let started = engine.kernel.now();
-        self.answer(engine, fault);
-        Stats::add(&engine.stats.pgfault, 1);
+        let answered = self.answer(engine, fault);
+        Stats::add(&engine.stats.pgfault, answered as u64);
         Stats::observe(&engine.stats.fault_ns, engine.kernel.now() - started);
+        answered
     }
 
-    /// Reads and applies events; the faults that come with them wait for a server.
+    /// Reads and applies events; the faults that come with them wait for a server. In a signal handler somebody else
+    /// does: the lists of regions may grow.
     fn receive<K: Kernel>(&mut self, engine: &Engine<K>) {
+        if self.inline {
+            return;
+        }
         let mut regions = engine.events.write();
         engine.read_and_apply(&mut regions, |event| {
             let Event::Fault(fault) = event else { return };
@@ -198,8 +215,8 @@ impl Server {
         });
     }
 
-    /// Answers one fault.
-    pub fn answer<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) {
+    /// Answers one fault. `false`: only one that is not [`inline`] can.
+    pub fn answer<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) -> bool {
         let address = page_start(fault.address);
         // Whoever touched a hole would read zeros there, and pass them on as somebody's page.
         assert!(!engine.frames.has(address), "the engine touched a frame that is not there, {address:#x}");
@@ -213,8 +230,17 @@ impl Server {
             let decision = self.decide(engine, block_start, index, fault);
             let was_read = matches!(decision, Decision::Read(..));
             let (brought, order) = match decision {
-                Decision::Answered => return,
+                Decision::Answered => return true,
+                Decision::Busy if !engine.is_inline() => return true,
+                Decision::Busy => {
+                    backoff.snooze();
+                    continue;
+                }
                 Decision::Pending => (Brought::Pending, 0),
+                Decision::Zeros(..) | Decision::Read(..) if self.inline && !engine.is_stocked() => {
+                    return false;
+                }
+                Decision::Read(..) if self.inline && !engine.self_service => return false,
                 Decision::Zeros(low, high, order) => {
                     (engine.fill(block_start, index, low, high, patience > 0), order)
                 }
@@ -230,14 +256,18 @@ impl Server {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
                     engine.advance(fault.thread, block_start + end * PAGE, order, ahead);
-                    return if was_read {
-                        engine.bring_around(&mut self.incoming)
-                    };
+                    if was_read {
+                        engine.bring_around(&mut self.incoming);
+                    }
+                    return true;
                 }
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
                     self.receive(engine);
                     backoff.snooze();
+                }
+                Brought::NoHuge | Brought::NoFrame if self.inline && !engine.may_reclaim_inline() => {
+                    return false;
                 }
                 Brought::NoHuge if engine.make_huge_frame(&mut self.incoming.outgoing) => patience -= 1,
                 // While an event is unread no page can leave.
@@ -300,8 +330,7 @@ impl Server {
         let mut block = engine.space.block_or_new(block_start).lock();
         let word = block.word(index);
         match word.tag() {
-            // Somebody is bringing it in and will wake all who wait.
-            Tag::Busy => Decision::Answered,
+            Tag::Busy => Decision::Busy,
             Tag::Resident if engine.is_mapped(at) => {
                 engine.kernel.wake(at, PAGE);
                 Decision::Answered

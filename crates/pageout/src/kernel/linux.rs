@@ -20,6 +20,8 @@ pub struct Linux {
     uffd: Uffd,
     pagemap: OwnedFd,
     statm: OwnedFd,
+    /// Device and inode of the userfaultfd: each has its own.
+    identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
     home: Place,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
@@ -36,6 +38,8 @@ pub enum LinuxError {
     Proc(&'static str, Errno),
     /// No memory for the engine itself.
     Memory(Errno),
+    /// No descriptor in the program's own file table.
+    Descriptor(Errno),
 }
 
 impl fmt::Display for LinuxError {
@@ -44,6 +48,9 @@ impl fmt::Display for LinuxError {
             LinuxError::Userfaultfd(error) => error.fmt(f),
             LinuxError::Proc(file, errno) => write!(f, "/proc/self/{file}: {errno}; is /proc mounted?"),
             LinuxError::Memory(errno) => write!(f, "no memory for the engine: {errno}"),
+            LinuxError::Descriptor(errno) => {
+                write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n")
+            }
         }
     }
 }
@@ -131,6 +138,14 @@ pub fn pages_of(statm: &[u8], field: usize) -> usize {
     word.iter().take_while(|b| b.is_ascii_digit()).fold(0, |n, b| n * 10 + (b - b'0') as usize)
 }
 
+fn identity(uffd: &Uffd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(uffd).ok().map(|file| (file.st_dev, file.st_ino))
+}
+
+fn open_proc(name: &'static str, path: &core::ffi::CStr) -> Result<OwnedFd, LinuxError> {
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| LinuxError::Proc(name, errno))
+}
+
 impl Linux {
     /// Opens what the engine needs. `probe` is one mapped page of registered memory, known after
     /// [`Linux::set_probe`].
@@ -139,14 +154,32 @@ impl Linux {
     /// See [`LinuxError`].
     pub fn open() -> Result<Self, LinuxError> {
         let uffd = Uffd::open(NEEDED, true).map_err(LinuxError::Userfaultfd)?;
-        let proc = |name: &'static str, path: &core::ffi::CStr| {
-            open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                .map_err(|errno| LinuxError::Proc(name, errno))
-        };
+        Self::with(uffd, open_proc("pagemap", c"/proc/self/pagemap")?)
+    }
+
+    /// The same for threads that answer their own faults: the two descriptors that such a thread uses.
+    ///
+    /// # Errors
+    /// See [`LinuxError`].
+    pub fn open_inline() -> Result<[OwnedFd; 2], LinuxError> {
+        let uffd = Uffd::open(NEEDED | Features::SIGBUS, true).map_err(LinuxError::Userfaultfd)?;
+        Ok([uffd.into(), open_proc("pagemap", c"/proc/self/pagemap")?])
+    }
+
+    /// With what [`Linux::open_inline`] gave.
+    ///
+    /// # Errors
+    /// See [`LinuxError`].
+    pub fn with_inline([uffd, pagemap]: [OwnedFd; 2]) -> Result<Self, LinuxError> {
+        Self::with(Uffd::from_fd(uffd), pagemap)
+    }
+
+    fn with(uffd: Uffd, pagemap: OwnedFd) -> Result<Self, LinuxError> {
         Ok(Self {
+            identity: identity(&uffd),
             uffd,
-            pagemap: proc("pagemap", c"/proc/self/pagemap")?,
-            statm: proc("statm", c"/proc/self/statm")?,
+            pagemap,
+            statm: open_proc("statm", c"/proc/self/statm")?,
             home: sched_getaffinity(None).unwrap_or_default(),
             probe: 0,
         })
@@ -172,6 +205,11 @@ impl Linux {
 }
 
 impl Linux {
+    /// Ends fault delivery for frames: unmapping them raises no event then, for which nobody might be left to read it.
+    pub fn unregister(&self, start: usize, len: usize) {
+        let _ = self.uffd.unregister(start, len);
+    }
+
     /// Linux 6.18 can move pages and then answer EEXIST, or fewer than it moved: when it has to try again inside (a
     /// page was touched at that moment) it forgets that the second try went well, tries a third time, and meets the
     /// pages that it put there itself. So a page is moved if it is at the destination and gone from the source,
@@ -275,6 +313,10 @@ impl Kernel for Linux {
         let _ = sched_setaffinity(None, &self.home);
     }
 
+    fn is_ours(&self) -> bool {
+        self.identity.is_some() && identity(&self.uffd) == self.identity
+    }
+
     fn event_pending(&self) -> bool {
         // SAFETY: the probe page is mapped, so nothing is ever copied.
         let probe = unsafe { self.uffd.copy(self.probe, self.probe, PAGE, CopyMode::DONTWAKE) };
@@ -340,7 +382,14 @@ impl Kernel for Linux {
             ..ScanArg::default()
         };
         // SAFETY: see Scan; `runs` has room for vec_len entries.
-        let n = unsafe { rustix::ioctl::ioctl(&self.pagemap, Scan(&mut arg)) };
+        let mut n = unsafe { rustix::ioctl::ioctl(&self.pagemap, Scan(&mut arg)) };
+        if let Err(Errno::BADF | Errno::NOTTY) = n {
+            // A thread that answers its own fault, in a program that closes what it does not know.
+            if let Ok(pagemap) = open_proc("pagemap", c"/proc/self/pagemap") {
+                // SAFETY: as above.
+                n = unsafe { rustix::ioctl::ioctl(&pagemap, Scan(&mut arg)) };
+            }
+        }
         match n {
             Ok(n) => {
                 for (to, run) in out.iter_mut().zip(&runs[..n]) {

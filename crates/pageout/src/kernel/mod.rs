@@ -118,6 +118,12 @@ pub trait Kernel: Send + Sync {
     /// Lets the caller run on any CPU again.
     fn roam(&self) {}
 
+    /// Are the descriptors that the caller would use the engine's? The program may have closed what is in its own
+    /// table. Any lock.
+    fn is_ours(&self) -> bool {
+        true
+    }
+
     /// Is an event unread? Any lock.
     fn event_pending(&self) -> bool;
 

@@ -110,6 +110,8 @@ struct State {
     short: u32,
     /// Who works now answers faults: it must not raise one.
     serving: bool,
+    /// Faults are not told by events: the thread is sent a signal (`UFFD_FEATURE_SIGBUS`).
+    signals: bool,
 }
 
 /// The simulated kernel. See the module.
@@ -168,6 +170,7 @@ impl Simulated {
             partial: 0,
             short: 0,
             serving: false,
+            signals: false,
         };
         Self {
             base: start.next_multiple_of(BLOCK),
@@ -194,6 +197,11 @@ impl Simulated {
     /// So many of 65536 moves and copies of several pages stop half-way.
     pub fn set_partial(&self, of_65536: u32) {
         self.state.lock().partial = of_65536;
+    }
+
+    /// From here on nobody reads faults: who plays the thread's handler finds them by [`Simulated::waiting`].
+    pub fn set_signals(&self) {
+        self.state.lock().signals = true;
     }
 
     /// So many of 65536 copies find no memory.
@@ -457,7 +465,8 @@ impl Simulated {
         if !page.present {
             if page.registered {
                 state.table[index / BLOCK_PAGES] |= !page.advised;
-                state.waiters.push(Waiter { thread, address: at, write: write.is_some(), read: false });
+                let read = state.signals;
+                state.waiters.push(Waiter { thread, address: at, write: write.is_some(), read });
                 return Access::Waits;
             }
             self.bring(&mut state, index);

@@ -50,6 +50,12 @@ impl Policy {
         }
     }
 
+    /// Can some dozens of units enter or change queues without memory being asked for?
+    pub fn has_room(&self) -> bool {
+        let queues = [&self.trial, &self.main, &self.parked, &self.passed];
+        queues.iter().all(|queue| queue.capacity() - queue.len() >= SPARE / 16)
+    }
+
     /// Units that can be offered.
     pub fn len(&self) -> usize {
         self.trial.len() + self.main.len()

@@ -239,6 +239,13 @@ impl Spares {
         spare.unwrap_or_else(|| Box::new(Leaf::new()))
     }
 
+    /// Is there enough for a few faults?
+    pub(crate) fn are_enough(&self) -> bool {
+        self.units.lock().len() >= 4 * BLOCK_UNITS
+            && self.blocks.lock().len() >= SPARE_BLOCKS / 8
+            && !self.leaves.lock().is_empty()
+    }
+
     /// Makes what was used up. From a thread that may allocate; no lock held.
     pub fn refill(&self) {
         refill(&self.units, SPARE_UNITS, Unit::new);

@@ -347,6 +347,12 @@ impl Place {
         self.full.load(Relaxed)
     }
 
+    /// May a thread in a signal handler read and write every device?
+    pub(crate) fn is_for_handlers(&self) -> bool {
+        let devices = self.devices.iter().map(Lock::lock);
+        devices.filter_map(|known| Some(known.as_ref()?.device.is_for_handlers())).all(|is| is)
+    }
+
     /// Names of slots in use.
     pub fn swapped(&self) -> u64 {
         self.swapped.load(Relaxed)

@@ -56,6 +56,8 @@ pub struct Plan {
     pub rotational: bool,
     /// The threads are real ones.
     pub real: bool,
+    /// The program's threads answer their own faults. With real threads.
+    pub inline: bool,
     pub habits: Habits,
 }
 
@@ -83,6 +85,7 @@ impl Plan {
             slow: random.one_in(2),
             rotational: seed % 4 == 3,
             real: false,
+            inline: false,
             habits: Habits { huge, share: random.below(2), ..Habits::ALL },
         }
     }
@@ -91,6 +94,7 @@ impl Plan {
 /// Before each request other threads of the engine may run, on the same stack.
 struct Hooked {
     inner: Arc<FaultyDevice<FileDevice>>,
+    for_handlers: bool,
     world: Arc<OnceLock<Weak<World>>>,
 }
 
@@ -137,6 +141,10 @@ impl Device for Hooked {
 
     fn kind(&self) -> Kind {
         self.inner.kind()
+    }
+
+    fn is_for_handlers(&self) -> bool {
+        self.for_handlers
     }
 }
 
@@ -204,6 +212,7 @@ pub struct World {
     /// It reads slots that its parent counts.
     is_heir: bool,
     servers: Mutex<Vec<Box<Server>>>,
+    seats: Mutex<Vec<Box<Server>>>,
     outs: Mutex<Vec<Outgoing>>,
     /// What a schedule does at the next request to the device.
     pub at_device: Mutex<Option<Deed>>,
@@ -252,7 +261,7 @@ impl World {
         };
         let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
         let known = Arc::new(OnceLock::new());
-        let hooked = Hooked { inner: device.clone(), world: known.clone() };
+        let hooked = Hooked { inner: device.clone(), for_handlers: plan.inline, world: known.clone() };
         let (slots, first, lessor) = match &trunks {
             Some(trunks) => (0, 0, Box::new(trunks.clone()) as Box<dyn Lessor>),
             None => (plan.slots, 1, Box::new(NoTrunks) as Box<dyn Lessor>),
@@ -264,10 +273,14 @@ impl World {
         let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
         program.map(&kernel, 0, pages);
         let mut engine = Engine::new(kernel, config, frames, place, stats());
-        engine.place.refill();
+        engine.stock();
         let is_heir = key.is_some();
         if let Some(key) = key {
             engine = engine.with_key(key);
+        }
+        if plan.inline {
+            engine.kernel.set_signals();
+            engine = engine.with_inline();
         }
         let world = Arc::new(Self {
             engine,
@@ -278,6 +291,7 @@ impl World {
             plan,
             seed,
             servers: Mutex::default(),
+            seats: Mutex::default(),
             outs: Mutex::default(),
             at_device: Mutex::default(),
             at_call: Mutex::default(),
@@ -340,7 +354,10 @@ impl World {
         let inner = Arc::new(FaultyDevice::memory(slots * PAGE as u64, self.seed).unwrap());
         let world = Arc::new(OnceLock::from(Arc::downgrade(self)));
         let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 1 };
-        self.engine.place.swapon(number, serial, config, Box::new(Hooked { inner, world })).unwrap();
+        self.engine
+            .place
+            .swapon(number, serial, config, Box::new(Hooked { inner, for_handlers: false, world }))
+            .unwrap();
     }
 
     /// One walk of a thread that clears a device.
@@ -350,13 +367,28 @@ impl World {
     }
 
     /// A world for [`World::threads_meet`], with all of its memory adopted.
-    pub fn of_threads(seed: u64) -> Arc<Self> {
-        let plan = Plan::by_seed(seed);
+    pub fn of_threads(seed: u64, inline: bool) -> Arc<Self> {
+        let plan = Plan { inline, ..Plan::by_seed(seed) };
         let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(8), ..plan };
         let world = Self::new(plan, seed);
         world.adopt();
         world.engine.measure();
         world
+    }
+
+    /// The handler of a thread of the program whose touch raised a fault, if there is one.
+    fn answer_own(&self) {
+        let waiting = self.engine.kernel.waiting();
+        if waiting.is_empty() {
+            return;
+        }
+        let (thread, address, _) = waiting[self.below(waiting.len())];
+        let seat = self.seats.lock().unwrap().pop();
+        let mut seat = seat.unwrap_or_else(|| Box::new(Server::inline()));
+        seat.answer_own(&self.engine, address, thread);
+        self.seats.lock().unwrap().push(seat);
+        // It touches the page again.
+        self.engine.kernel.wake(address & !(PAGE - 1), PAGE);
     }
 
     /// Real threads: two that answer faults, two evictors, one that adopts, one that does what else there is, and the
@@ -369,6 +401,9 @@ impl World {
             let stop = &stop;
             for _ in 0..2 {
                 scope.spawn(move || until(stop, || self.serve()));
+                if self.plan.inline {
+                    scope.spawn(move || until(stop, || self.answer_own()));
+                }
                 scope.spawn(move || {
                     until(stop, || {
                         self.balance();
@@ -379,6 +414,7 @@ impl World {
             scope.spawn(move || until(stop, &mut also));
             scope.spawn(move || {
                 until(stop, || {
+                    self.engine.stock();
                     self.engine.measure();
                     self.adopt();
                     self.engine.kernel.advance(100_000_000);
@@ -525,7 +561,7 @@ impl World {
             6 => drop(self.evict(512)),
             7 | 8 => self.balance(),
             9 => {
-                self.engine.place.refill();
+                self.engine.stock();
                 self.engine.measure();
             }
             10 => self.engine.pump(),
@@ -572,6 +608,10 @@ impl World {
             self.calls.store(0, Relaxed);
             self.program.lock().unwrap().step(&self.engine.kernel);
             self.serve();
+            // Nobody else reads events here.
+            if self.plan.inline && !self.engine.kernel.event_pending() {
+                self.answer_own();
+            }
         }
         self.program.lock().unwrap().ending = false;
     }
