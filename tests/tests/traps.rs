@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
-    for name in ["random", "mremap-race", "dontneed-race", "tree"] {
+    for name in ["random", "mremap-race", "dontneed-race", "tree", "huge-entries"] {
         trials.push(beside_others(format!("switch-{name}"), move || settings.switched(name)));
     }
     for (how, most) in [("one", 2), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
@@ -60,6 +60,12 @@ fn main() -> ExitCode {
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Does the kernel give huge pages to who asks?
+fn gives_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|enabled| !enabled.contains("[never]"))
 }
 
 /// Held exclusively by who must have the machine for itself.
@@ -172,9 +178,9 @@ impl Settings {
             eprintln!("{}: skipped under pageout: {}", trap.name, why.trim());
             return Ok(());
         }
-        let out = swapped_out(&run.stats)?;
-        if trap.swaps && out == 0 {
-            return Err("nothing was swapped out: the trap was none".into());
+        let [out, huge] = counters(&run.stats, ["pswpout", "thp_swpout"])?;
+        if trap.swaps && out == 0 || trap.swaps_huge && huge == 0 && gives_huge_pages() {
+            return Err(format!("{out} pages and {huge} huge pages went out: the trap was none").into());
         }
         eprintln!(
             "{}: {:.1?} natively, {:.1?} under pageout, {out} pages out",

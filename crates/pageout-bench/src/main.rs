@@ -5,6 +5,7 @@
 //! happens. `unsafe` lives in `sys.rs` and `mem.rs` alone.
 
 mod asks;
+mod caches;
 mod cgroup;
 mod compare;
 mod counters;
@@ -21,6 +22,7 @@ mod pattern;
 mod peer;
 mod plans;
 mod plot;
+mod policy;
 mod quick;
 mod report;
 mod sample;
@@ -87,6 +89,8 @@ enum Verb {
     Ladder(ladder::LadderArgs),
     /// How often a large run of slots is not to be had, round after round
     Frag(frag::FragArgs),
+    /// Hit ratios of the reclaim policy on traces of accesses, beside FIFO, CLOCK, LRU and the optimum
+    Policy(policy::PolicyArgs),
     /// Undo what the bench made when it is gone (started by the bench)
     #[command(hide = true)]
     Janitor,
@@ -312,6 +316,7 @@ fn run(command: Verb) -> Result<bool> {
         Verb::Slots(args) => slots::run(&args)?,
         Verb::Ladder(args) => ladder::run(&args)?,
         Verb::Frag(args) => frag::run(&args)?,
+        Verb::Policy(args) => policy::run(&args)?,
         Verb::Janitor => janitor::run()?,
         Verb::Enter { cgroup, command } => engine::enter(cgroup.as_deref(), &command)?,
         Verb::Compare(compare) => compare.run()?,

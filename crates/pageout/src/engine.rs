@@ -7,12 +7,13 @@ use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
-use crate::reclaim::policy::Policy;
-use crate::space::{Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
+use crate::reclaim::policy::{Policy, FIRST};
+use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Bell, Lock, LockClass, RwLock};
+use core::ops::Range;
 use rustix::io::Errno;
 
 /// Whether and when huge pages come back whole.
@@ -193,7 +194,7 @@ impl<K: Kernel> Engine<K> {
             request_ns: AtomicU64::new(0),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),
             last_thread: AtomicU32::new(0),
-            evictions: AtomicU32::new(1),
+            evictions: AtomicU32::new(FIRST),
             key: Key::random(),
             streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             stuck_until: AtomicU64::new(0),
@@ -328,7 +329,7 @@ impl<K: Kernel> Engine<K> {
                 }
                 at += PAGE;
                 if at % UNIT == 0 || at == stop {
-                    self.used(&mut block, block_start, index);
+                    self.used(&mut block, block_start, index & !(UNIT_PAGES - 1)..index + 1, false);
                 }
             }
             if whole {
@@ -339,7 +340,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Can a block come in by a huge page that stays one? Where several in a row were split, most that nothing is known
     /// of are as those were.
-    pub(crate) fn comes_whole(&self, block: &crate::space::BlockState) -> bool {
+    pub(crate) fn comes_whole(&self, block: &BlockState) -> bool {
         if block.table || block.splits > 1 || self.config.swapin == Swapin::Never {
             return false;
         }
@@ -351,7 +352,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// A huge page came in to where no small one was known. Under the block's lock.
-    pub(crate) fn came_whole(&self, block: &mut crate::space::BlockState, start: usize) -> bool {
+    pub(crate) fn came_whole(&self, block: &mut BlockState, start: usize) -> bool {
         let whole = self.is_one_page(start);
         if whole {
             block.is_whole();
@@ -370,17 +371,20 @@ impl<K: Kernel> Engine<K> {
         n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK
     }
 
-    /// Tells the policy that pages of the unit of `index` came in.
-    pub(crate) fn used(&self, block: &mut crate::space::BlockState, block_start: usize, index: usize) {
-        let number = ((block_start + index * PAGE) / UNIT) as u32;
+    /// Tells the policy that pages of a block came in; `asked`: by a fault, and not as part of a stream.
+    pub(crate) fn used(&self, block: &mut BlockState, block_start: usize, pages: Range<usize>, asked: bool) {
         let now = self.evictions.load(Relaxed);
-        let Some(unit) = block.unit_mut(index) else { return };
-        let before = unit.usage;
-        let soon = self.policy.lock().used(number, &mut unit.usage, now);
-        if !before.queued && before.evicted_at != 0 {
-            Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
-            if soon {
-                Stats::add(&self.stats.workingset_activate_anon, UNIT_PAGES as u64);
+        for first in (pages.start & !(UNIT_PAGES - 1)..pages.end).step_by(UNIT_PAGES) {
+            let number = ((block_start + first * PAGE) / UNIT) as u32;
+            let Some(unit) = block.unit_mut(first) else { continue };
+            let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES));
+            let before = unit.usage;
+            let soon = self.policy.lock().used(number, &mut unit.usage, now, came, asked);
+            if !before.queued && before.evicted_at != 0 {
+                Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
+                if soon {
+                    Stats::add(&self.stats.workingset_activate_anon, UNIT_PAGES as u64);
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 mod advice;
 mod basic;
 mod forks;
+mod huge;
 mod io;
 mod limit;
 mod load;
@@ -106,6 +107,8 @@ pub struct Trap {
     pub end: End,
     /// Whether pages must have been swapped out when it ran under pageout.
     pub swaps: bool,
+    /// Whether huge pages must have been among them, where the kernel gives any.
+    pub swaps_huge: bool,
     /// Whether pageout may say something on standard error, as about the child of a fork.
     pub may_log: bool,
     /// Whether pageout may give up, if it does so aloud and at once: the trap takes from it what it needs
@@ -118,12 +121,27 @@ pub struct Trap {
 impl Trap {
     const fn new(name: &'static str, about: &'static str, run: fn(&Ctx) -> Outcome) -> Self {
         let end = End::Exit(0);
-        Trap { name, about, run, end, swaps: true, may_log: false, may_refuse: false, alone: true }
+        let swaps_huge = false;
+        Trap {
+            name,
+            about,
+            run,
+            end,
+            swaps: true,
+            swaps_huge,
+            may_log: false,
+            may_refuse: false,
+            alone: true,
+        }
     }
 
     /// For traps whose pages need not leave, or do so where the counters do not tell.
     const fn need_not_swap(self) -> Self {
         Trap { swaps: false, ..self }
+    }
+
+    const fn swaps_huge(self) -> Self {
+        Trap { swaps_huge: true, ..self }
     }
 
     const fn may_log(self) -> Self {
@@ -146,6 +164,7 @@ impl Trap {
 /// All traps, by what they are about.
 pub const ALL: &[&[Trap]] = &[
     basic::TRAPS,
+    huge::TRAPS,
     remap::TRAPS,
     advice::TRAPS,
     io::TRAPS,

@@ -9,7 +9,7 @@
 //! lock that the interrupted thread could hold (engine threads take no signals).
 
 pub mod inline;
-pub(crate) mod order;
+pub mod order;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
@@ -346,7 +346,7 @@ impl Server {
                     Ok(()) => {
                         engine.budget.fetch_sub(1, Relaxed);
                         block.set(index, word.rescue());
-                        engine.used(&mut block, block_start, index);
+                        engine.used(&mut block, block_start, index..index + 1, true);
                         Stats::add(&engine.stats.rescued, 1);
                         Decision::Answered
                     }
@@ -504,10 +504,13 @@ impl<K: Kernel> Engine<K> {
         if !core::mem::take(&mut unit.usage.sampled) {
             return;
         }
-        let came = |at: &usize| unit.words[*at].tag() == Tag::Resident;
-        let used = (0..UNIT_PAGES).filter(came).fold(0, |map, at| map | 1 << at);
         let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
-        self.orders.lock().learn(used, self.request_ns.load(Relaxed), resident, self.place.swapped());
+        self.orders.lock().learn(
+            unit.resident(),
+            self.request_ns.load(Relaxed),
+            resident,
+            self.place.swapped(),
+        );
     }
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.
@@ -609,9 +612,7 @@ impl<K: Kernel> Engine<K> {
                 block.set(i, word.fill());
             }
             if done > 0 {
-                for unit in at / UNIT_PAGES..=(at + done - 1) / UNIT_PAGES {
-                    self.used(&mut block, block_start, unit * UNIT_PAGES);
-                }
+                self.used(&mut block, block_start, at..at + done, n <= UNIT_PAGES);
                 if grow {
                     self.budget.fetch_sub(done as i64, Relaxed);
                 }
@@ -674,12 +675,10 @@ impl<K: Kernel> Engine<K> {
         }
         if done == BLOCK_PAGES && self.came_whole(&mut block, block_start) {
             self.frames.huge_emptied(huge);
-            self.used(&mut block, block_start, 0);
+            self.used(&mut block, block_start, 0..UNIT_PAGES, false);
             return Some(Brought::Done(BLOCK_PAGES));
         }
-        for index in (0..done).step_by(UNIT_PAGES) {
-            self.used(&mut block, block_start, index);
-        }
+        self.used(&mut block, block_start, 0..done, false);
         drop(block);
         drop(regions);
         if done == 0 {

@@ -46,7 +46,7 @@ impl<K: Kernel> Engine<K> {
             // A huge block is queued by one of its units.
             let units = if block.huge { 0..BLOCK_PAGES } else { first..first + UNIT_PAGES };
             if !is_queued(&block, units.clone()) && is_resident(&block, units.clone()) {
-                self.used(&mut block, block_start, units.start);
+                self.used(&mut block, block_start, units.start..units.start + UNIT_PAGES, false);
             }
         }
     }
@@ -56,7 +56,7 @@ impl<K: Kernel> Engine<K> {
         for Place { block_start, first } in units(start, end) {
             let Some(block) = self.space.block(block_start) else { continue };
             if let Some(unit) = block.lock().unit_mut(first) {
-                unit.usage.frequency = 0;
+                unit.usage.heat = [0; 2];
             }
         }
     }

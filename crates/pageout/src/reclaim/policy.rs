@@ -1,29 +1,51 @@
-//! Which unit leaves next: queues with a second chance, and a memory of what left when.
+//! Which unit leaves next, and which of its pages stay: two queues, and what is known of each page by its coming back.
 //!
-//! The kernel shows user space no accessed bits, so recency comes from events alone: a unit's first fault, faults
-//! on more of its pages, a rescue, and a refault soon after it left. Units enter a short trial queue; those
-//! that show a second sign of use there, or come back before as many others left as are resident, go to
-//! the main queue, where each sign buys one more round. One long scan thus passes through the trial
-//! queue and leaves the main one alone (the idea of S3-FIFO, Yang et al., SOSP 2023, with refault
-//! distances as in the kernel's workingset.c instead of a ghost queue).
+//! The kernel shows user space no accessed bits: that a page is in use is seen only when it comes back soon after
+//! it left. So each page has a heat of 0 to 3, one step up when it comes back soon, one down when late, and at its unit's
+//! turn it leaves with a chance of 1, 1/4, 1/16, 1/64: a page in use is asked the more seldom, the surer it is. *Soon*:
+//! since the last turn of its unit, and before as many units left as twice those that are queued (refault distances
+//! as in the kernel's workingset.c, kept in the unit instead of a ghost queue).
 //!
-//! Sees unit numbers and [`Usage`], never pages. Its lock is a leaf.
+//! New units wait in a short trial queue, a twentieth of all, which is served first; those that come back soon, or keep
+//! a page, go to the main queue (S3-FIFO, Yang et al., SOSP 2023). What was there before anything left is in the
+//! main queue too: it is as good as what comes after. What a stream brings in is no sign of use: one unit in four that
+//! comes back soon goes to the main queue, so that a loop may settle and one scan cannot.
+//!
+//! Sees unit numbers, [`Usage`] and bits for pages. Its lock is a leaf.
 
-use crate::space::Usage;
+use crate::space::{Usage, BLOCK_UNITS};
 use alloc::collections::VecDeque;
 
 /// Units that may enter without the queues growing, kept by [`Policy::reserve`].
 const SPARE: usize = 4096;
-/// Signs of use that count.
-const MOST: u8 = 3;
+/// The trial queue's share of all: 1 of this.
+const TRIAL: usize = 20;
+/// Units for which it has room besides, if that is no more than a tenth: what two streams bring in at once must not leave
+/// before it is used.
+const WINDOWS: usize = 2 * BLOCK_UNITS;
+/// Times that the queues may go round before a page that comes back does so late.
+const SOON: usize = 2;
+/// Candidates in vain by which the next is taken for one step less hot.
+const PATIENCE: u32 = 2;
+/// The clock of evictions before any.
+pub const FIRST: u32 = 1;
+/// Units of a stream that come back soon, of which one settles.
+const SETTLES: u32 = 4;
 
-/// What a unit that reclaim looks at should do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
-    /// Leave.
-    Evict,
-    /// Stay; it was queued again.
-    Stay,
+impl Usage {
+    /// One step up for each of `pages`.
+    fn warm(&mut self, pages: u16) {
+        let [low, high] = self.heat;
+        let pages = pages & !(low & high);
+        self.heat = [low ^ pages, high | low & pages];
+    }
+
+    /// One step down.
+    fn cool(&mut self, pages: u16) {
+        let [low, high] = self.heat;
+        let pages = pages & (low | high);
+        self.heat = [low ^ pages, high & !(pages & !low)];
+    }
 }
 
 /// The queues.
@@ -35,8 +57,13 @@ pub struct Policy {
     parked: VecDeque<u32>,
     /// Units whose turn it is, passed over until [`Policy::rejoin`].
     passed: VecDeque<u32>,
-    /// The queue that the last candidate came from.
-    from_trial: bool,
+    /// The last candidate came from the trial queue.
+    on_trial: bool,
+    /// Units of streams that came back soon.
+    streamed: u32,
+    dice: u64,
+    /// Candidates since one left.
+    in_vain: u32,
 }
 
 impl Policy {
@@ -77,44 +104,71 @@ impl Policy {
         self.trial.iter().chain(&self.main).chain(&self.parked).chain(&self.passed).copied()
     }
 
-    /// Pages of a unit came in or were found. `now`: the clock of evictions. True if it came back so soon
-    /// that it counts as part of the working set.
-    pub fn used(&mut self, unit: u32, usage: &mut Usage, now: u32) -> bool {
-        if usage.queued {
-            usage.frequency = (usage.frequency + 1).min(MOST);
+    /// Pages of a unit came in or were found, a bit for each; `asked`: by a fault, and not as part of a stream. `now`:
+    /// the clock of evictions. True if the unit came back so soon that it counts as part of the working set.
+    pub fn used(&mut self, unit: u32, usage: &mut Usage, now: u32, pages: u16, asked: bool) -> bool {
+        let away = now.wrapping_sub(usage.evicted_at) as usize;
+        let soon = usage.evicted_at != 0 && away < SOON * self.len();
+        if asked {
+            let back = if soon { pages & usage.left } else { 0 };
+            usage.warm(back);
+            usage.cool(pages & !back);
+        }
+        usage.left &= !pages;
+        if core::mem::replace(&mut usage.queued, true) {
             return false;
         }
-        usage.queued = true;
-        usage.frequency = 0;
-        let soon = usage.evicted_at != 0 && (now.wrapping_sub(usage.evicted_at) as usize) < self.len();
-        if soon {
-            self.main.push_back(unit);
-        } else {
-            self.trial.push_back(unit);
-        }
+        let settles = now == FIRST || soon && (asked || self.settles());
+        if settles { &mut self.main } else { &mut self.trial }.push_back(unit);
         soon
+    }
+
+    fn settles(&mut self) -> bool {
+        self.streamed = self.streamed.wrapping_add(1);
+        // Whole blocks, so that what is left for the stream is not cut to pieces.
+        self.streamed / BLOCK_UNITS as u32 % SETTLES == 0
     }
 
     /// The next to look at. Its caller asks [`Policy::judge`] under the unit's lock and, if it leaves or
     /// turns out to be gone, takes `queued` away.
     pub fn candidate(&mut self) -> Option<u32> {
-        let trial_share = self.len() / 10;
-        self.from_trial = self.trial.len() > trial_share || self.main.is_empty();
-        let queue = if self.from_trial { &mut self.trial } else { &mut self.main };
-        queue.pop_front()
+        let room = (self.len() / TRIAL).max((self.len() / 10).min(WINDOWS));
+        self.on_trial = self.trial.len() > room || self.main.is_empty();
+        if self.on_trial { &mut self.trial } else { &mut self.main }.pop_front()
     }
 
-    /// Decides about a candidate.
-    pub fn judge(&mut self, unit: u32, usage: &mut Usage) -> Turn {
-        if usage.frequency == 0 {
-            return Turn::Evict;
+    /// Decides which of a candidate's pages leave. None: it was queued again.
+    pub fn judge(&mut self, unit: u32, usage: &Usage, resident: u16) -> u16 {
+        if usage.sampled && self.on_trial {
+            // Watched for longer than a trial lasts.
+            self.main.push_back(unit);
+            return 0;
         }
-        usage.frequency -= 1;
-        self.main.push_back(unit);
-        Turn::Stay
+        let [low, high] = usage.heat;
+        // One throw for all pages, so that those of one heat stay together. Where most are hot heat says little, and
+        // to look long is in vain.
+        let leave = resident
+            & match self.throw().trailing_zeros() / 2 + self.in_vain / PATIENCE {
+                0 => !(low | high),
+                1 => !high,
+                2 => !(low & high),
+                _ => u16::MAX,
+            };
+        self.in_vain += 1;
+        if leave == 0 {
+            self.main.push_back(unit);
+        } else {
+            self.in_vain = 0;
+        }
+        leave
     }
 
-    /// A unit did not leave this time: it goes to the end of the main queue.
+    fn throw(&mut self) -> u32 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 32) as u32
+    }
+
+    /// A unit, or some of its pages, did not leave this time: it goes to the end of the main queue.
     pub fn keep(&mut self, unit: u32) {
         self.main.push_back(unit);
     }
@@ -147,49 +201,103 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Runs accesses to units through a cache of `room` units; returns the hits.
-    fn hits(room: usize, accesses: impl Iterator<Item = u32>) -> usize {
-        let mut policy = Policy::default();
-        let mut usages: HashMap<u32, (Usage, bool)> = HashMap::new();
-        let (mut now, mut resident, mut hits) = (1u32, 0, 0);
-        for unit in accesses {
-            let entry = usages.entry(unit).or_default();
-            if entry.1 {
-                hits += 1;
-                continue;
+    /// A cache of `room` units of one page each.
+    #[derive(Default)]
+    struct Units {
+        policy: Policy,
+        usages: HashMap<u32, (Usage, bool)>,
+        now: u32,
+        resident: usize,
+    }
+
+    impl Units {
+        /// The hits of accesses, those of a stream marked.
+        fn hits(&mut self, room: usize, accesses: impl Iterator<Item = (u32, bool)>) -> usize {
+            accesses.filter(|(unit, streamed)| self.access(room, *unit, *streamed)).count()
+        }
+
+        fn access(&mut self, room: usize, unit: u32, streamed: bool) -> bool {
+            self.now = self.now.max(FIRST);
+            if self.usages.entry(unit).or_default().1 {
+                return true;
             }
-            while resident >= room {
-                let candidate = policy.candidate().unwrap();
-                let victim = usages.get_mut(&candidate).unwrap();
-                if policy.judge(candidate, &mut victim.0) == Turn::Evict {
-                    *victim = (Usage { evicted_at: now, ..Usage::default() }, false);
-                    now += 1;
-                    resident -= 1;
+            while self.resident >= room {
+                let candidate = self.policy.candidate().unwrap();
+                let (usage, there) = self.usages.get_mut(&candidate).unwrap();
+                if self.policy.judge(candidate, usage, 1) != 0 {
+                    (usage.queued, usage.left, usage.evicted_at, *there) = (false, 1, self.now, false);
+                    self.now += 1;
+                    self.resident -= 1;
                 }
             }
-            let entry = usages.get_mut(&unit).unwrap();
-            policy.used(unit, &mut entry.0, now);
-            entry.1 = true;
-            resident += 1;
+            let (usage, there) = self.usages.get_mut(&unit).unwrap();
+            self.policy.used(unit, usage, self.now, 1, !streamed);
+            *there = true;
+            self.resident += 1;
+            false
         }
-        hits
     }
 
     #[test]
     fn a_scan_does_not_wash_out_what_came_back() {
         let hot = |n: u32| n % 50;
-        // The hot set is established by coming back; then a long scan with the hot set between.
-        let warm = (0..2000u32).map(|n| if n % 2 == 0 { hot(n / 2) } else { 1000 + n % 400 });
-        let scan = (0..10_000u32).map(|n| if n % 4 == 0 { hot(n / 4) } else { 10_000 + n });
-        let got = hits(100, warm.chain(scan));
-        assert!(got > 2600, "{got} hits");
+        let mut units = Units::default();
+        let warm = (0..4000u32).map(|n| (if n % 2 == 0 { hot(n / 2) } else { 1000 + n % 400 }, false));
+        units.hits(100, warm);
+        let scan = |n: u32| if n % 4 == 0 { (hot(n / 4), false) } else { (10_000 + n, true) };
+        let got = units.hits(100, (0..10_000).map(scan));
+        assert!(got > 2400, "{got} hits of 2500");
+    }
+
+    #[test]
+    fn what_was_there_first_is_not_washed_out() {
+        let mut units = Units::default();
+        units.hits(100, (0..90).map(|unit| (unit, false)));
+        units.hits(100, (1000..5000).map(|unit| (unit, true)));
+        assert!(units.hits(100, (0..90).map(|unit| (unit, false))) >= 75);
+    }
+
+    #[test]
+    fn a_loop_settles() {
+        let mut units = Units::default();
+        units.hits(100, (0..100).map(|unit| (unit, false)));
+        let mut round = || units.hits(100, (1000..1080).map(|unit| (unit, true)));
+        (0..40).for_each(|_| _ = round());
+        assert!(round() > 70, "the first hundred are not used any more");
+    }
+
+    #[test]
+    fn heat_goes_up_and_down() {
+        let mut usage = Usage::default();
+        let heat = |usage: &Usage, page: u16| (usage.heat[0] >> page & 1) + 2 * (usage.heat[1] >> page & 1);
+        for expected in [1, 2, 3, 3] {
+            usage.warm(0b10);
+            assert_eq!((heat(&usage, 1), heat(&usage, 0)), (expected, 0));
+        }
+        for expected in [2, 1, 0, 0] {
+            usage.cool(0b11);
+            assert_eq!((heat(&usage, 1), heat(&usage, 0)), (expected, 0));
+        }
+    }
+
+    #[test]
+    fn hot_pages_stay_beside_cold_ones() {
+        let (mut policy, mut usage) = (Policy::default(), Usage::default());
+        usage.heat = [0xff00, 0xff00];
+        let mut stayed = 0;
+        for _ in 0..1000 {
+            let leave = policy.judge(1, &usage, u16::MAX);
+            assert_eq!(leave & 0xff, 0xff, "cold pages leave");
+            stayed += (!leave).count_ones();
+        }
+        assert!((7800..7950).contains(&stayed), "{stayed} of 8000: 63 of 64");
     }
 
     #[test]
     fn who_is_passed_over_is_first_again() {
         let mut policy = Policy::default();
         let mut usages = [Usage::default(); 4];
-        (0..4).for_each(|unit| _ = policy.used(unit, &mut usages[unit as usize], 1));
+        (0..4).for_each(|unit| _ = policy.used(unit, &mut usages[unit as usize], FIRST, 1, true));
         for _ in 0..2 {
             let unit = policy.candidate().unwrap();
             policy.pass(unit);
@@ -198,22 +306,5 @@ mod tests {
         policy.rejoin();
         let order: Vec<u32> = core::iter::from_fn(|| policy.candidate()).collect();
         assert_eq!(order, [0, 1, 3]);
-    }
-
-    #[test]
-    fn everything_queued_is_offered_once() {
-        let mut policy = Policy::default();
-        let mut usages = [Usage::default(); 100];
-        for unit in 0..100 {
-            policy.used(unit, &mut usages[unit as usize], 1);
-            policy.used(unit, &mut usages[unit as usize], 1);
-        }
-        let mut left = 0;
-        while let Some(unit) = policy.candidate() {
-            if policy.judge(unit, &mut usages[unit as usize]) == Turn::Evict {
-                left += 1;
-            }
-        }
-        assert_eq!((left, policy.len()), (100, 0));
     }
 }

@@ -20,6 +20,7 @@ use crate::sync::atomic::Ordering::{AcqRel, Acquire};
 use crate::sync::{Guard, Lock, LockClass, TablePtr};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -52,12 +53,19 @@ pub const fn page_start(address: usize) -> usize {
 pub struct Usage {
     /// The clock of evictions when the unit left last; 0 = never.
     pub evicted_at: u32,
-    /// Signs of use since it was queued.
-    pub frequency: u8,
+    /// The pages that left at its last turn and are not back, a bit for each.
+    pub left: u16,
+    /// How often each page came back soon: the low bits and the high bits of 0 to 3.
+    pub heat: [u16; 2],
     /// It is in a queue.
     pub queued: bool,
     /// Its pages come in one by one: which of them are used is being watched (`fault::order`).
     pub sampled: bool,
+}
+
+/// A bit for each page of a part of a unit.
+pub fn bits(pages: Range<usize>) -> u16 {
+    pages.fold(0, |bits, page| bits | 1 << page)
 }
 
 /// 16 pages and what is known of them.
@@ -76,6 +84,12 @@ impl Unit {
     /// All None.
     pub fn new() -> Self {
         Self { words: [Word::default(); UNIT_PAGES], sums: [0; UNIT_PAGES], usage: Usage::default(), held: 0 }
+    }
+
+    /// A bit for each page that is mapped.
+    pub fn resident(&self) -> u16 {
+        let mapped = |page: &usize| self.words[*page].tag() == Tag::Resident;
+        (0..UNIT_PAGES).filter(mapped).fold(0, |bits, page| bits | 1 << page)
     }
 }
 

@@ -10,7 +10,7 @@
 
 use super::place::AROUND;
 use super::swapout::Outgoing;
-use crate::engine::Engine;
+use crate::engine::{Engine, Swapin};
 use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
 use crate::kernel::Kernel;
@@ -346,10 +346,13 @@ impl<K: Kernel> Engine<K> {
                 }
             }
         }
+        // Not as part of a stream; by `always` all that comes is large.
+        let alone = n <= UNIT_PAGES || self.config.swapin == Swapin::Always;
         // One unit stands for a block that is huge.
-        let pages = if whole { &incoming.pages[..1] } else { &incoming.pages[..n] };
-        for unit in pages.chunk_by(|a, b| *a as usize / UNIT_PAGES == *b as usize / UNIT_PAGES) {
-            self.used(&mut block, block_start, unit[0] as usize / UNIT_PAGES * UNIT_PAGES);
+        let pages = if whole { &incoming.pages[..UNIT_PAGES] } else { &incoming.pages[..n] };
+        for run in pages.chunk_by(|a, b| a + 1 == *b) {
+            let first = run[0] as usize;
+            self.used(&mut block, block_start, first..first + run.len(), alone);
         }
         if whole {
             Stats::add(&self.stats.thp_swpin, 1);

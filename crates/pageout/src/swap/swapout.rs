@@ -15,7 +15,6 @@ use crate::flaw::{makes, Flaw};
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::page::Tag;
-use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
@@ -72,6 +71,9 @@ enum Left {
     /// A huge page, and only a few pages are wanted: it stays where it is in the queue.
     Passed,
 }
+
+/// Looks at each unit before it is said that nothing can go.
+const LOOKS: usize = 8;
 
 /// Huge pages that a fault passes over in search of small ones.
 const MOST_PASSED: usize = 8;
@@ -134,8 +136,8 @@ impl<K: Kernel> Engine<K> {
     fn let_leave(&self, out: &mut Outgoing, want: usize) -> usize {
         out.busy.clear();
         let want = want.min(MOST);
-        // Everything is looked at once, twice where a sign of use or a shared page saved it.
-        let mut looks = 2 * self.policy.lock().len() + 1;
+        // Everything is looked at once, a few times where the dice or a shared page saved it.
+        let mut looks = LOOKS * self.policy.lock().len() + 1;
         let mut passed = 0;
         while out.pages.len() < want && looks > 0 && passed < MOST_PASSED {
             looks -= 1;
@@ -190,13 +192,17 @@ impl<K: Kernel> Engine<K> {
             return Left::Some;
         }
         let number = (unit_start / UNIT) as u32;
+        let huge = block.huge;
         let unit = block.unit_mut(first).expect("unit of a candidate");
-        // Before its turn: that it came page by page is no sign of use, and must not make it stay.
-        self.learn(unit);
-        if self.policy.lock().judge(number, &mut unit.usage) == Turn::Stay {
+        // A huge page goes by the heat of the first page of the unit that stands for it.
+        let pages = if huge { 1 } else { unit.resident() };
+        let leave = self.policy.lock().judge(number, &unit.usage, pages);
+        if leave == 0 {
             return Left::Some;
         }
-        if block.huge {
+        // As long as all that came is there.
+        self.learn(unit);
+        if huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
                 if !self.huge_due.swap(true, Relaxed) {
@@ -208,37 +214,42 @@ impl<K: Kernel> Engine<K> {
                 return done;
             }
         }
+        let leave = if huge { u16::MAX } else { leave };
         let busy_before = out.busy.len();
-        let left = self.leave_small(out, &mut block, block_start, first);
+        let left = self.leave_small(out, &mut block, block_start, first, leave);
         drop(regions);
         let unit = block.unit_mut(first).expect("unit of a page that left");
         if matches!(left, Left::Some) {
-            if unit.words.iter().any(|word| word.tag() == Tag::Resident) {
-                // Pinned, read-only or locked. Pages that were only shared are the process's own after `unpin`.
-                let mut policy = self.policy.lock();
-                if out.busy.len() == busy_before {
-                    policy.park(number);
-                } else {
-                    policy.keep(number);
+            match unit.resident() {
+                0 => unit.usage.queued = false,
+                // Pinned, read-only or locked.
+                stay if stay & !leave == 0 && out.busy.len() == busy_before => {
+                    self.policy.lock().park(number)
                 }
-            } else {
-                unit.usage.queued = false;
+                // Some are hot, or were only shared, and are the process's own after `unpin`.
+                _ => self.policy.lock().keep(number),
             }
+            unit.usage.left = leave & !unit.resident();
             unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
         }
         left
     }
 
+    /// Moves those of a unit's pages that are to `leave`, a bit for each, as far as they are there.
     fn leave_small(
         &self,
         out: &mut Outgoing,
         block: &mut BlockState,
         block_start: usize,
         first: usize,
+        leave: u16,
     ) -> Left {
+        let leaves = |block: &BlockState, index: usize| {
+            leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident
+        };
         let mut index = first;
         while index < first + UNIT_PAGES {
-            if block.word(index).tag() != Tag::Resident {
+            if !leaves(block, index) {
                 index += 1;
                 continue;
             }
@@ -255,10 +266,7 @@ impl<K: Kernel> Engine<K> {
                 },
             };
             let mut run = 1;
-            while run < CHUNK - filled
-                && index + run < first + UNIT_PAGES
-                && block.word(index + run).tag() == Tag::Resident
-            {
+            while run < CHUNK - filled && index + run < first + UNIT_PAGES && leaves(block, index + run) {
                 run += 1;
             }
             let frame = chunk + filled as u32;
@@ -338,7 +346,7 @@ impl<K: Kernel> Engine<K> {
         let now = self.evictions.fetch_add(BLOCK_PAGES as u32 / UNIT_PAGES as u32, Relaxed).max(1);
         for index in (0..done).step_by(UNIT_PAGES) {
             let unit = block.unit_mut(index).expect("unit of a page that left");
-            (unit.usage.evicted_at, unit.usage.frequency) = (now, 0);
+            (unit.usage.evicted_at, unit.usage.left) = (now, u16::MAX);
         }
         // The others of its units that are queued are found to be gone when their turn comes.
         block.unit_mut(first).expect("unit of a queued page").usage.queued = false;
@@ -357,7 +365,7 @@ impl<K: Kernel> Engine<K> {
                 .unit(index)
                 .is_some_and(|unit| unit.words.iter().any(|word| word.tag() == Tag::Resident));
             if resident && !block.unit(index).is_some_and(|unit| unit.usage.queued) {
-                self.used(block, block_start, index);
+                self.used(block, block_start, index..index + UNIT_PAGES, false);
             }
         }
     }
@@ -602,7 +610,7 @@ impl<K: Kernel> Engine<K> {
                 Ok(()) | Err(Errno::EXIST) => {
                     self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
                     block.set(index, word.rescue());
-                    self.used(&mut block, block_start, index);
+                    self.used(&mut block, block_start, index..index + 1, false);
                     break;
                 }
                 // No event explains it, so none will come: the mapping is gone for good.
