@@ -100,6 +100,7 @@ fn plan(seed: u64, habits: Habits) -> Plan {
         nested: 0,
         slow: false,
         rotational: seed % 3 == 2,
+        inline: false,
         real: true,
         habits,
     }
