@@ -35,7 +35,18 @@ fn number(name: &str, or: u64) -> u64 {
     std::env::var(name).map_or(or, |text| text.parse().unwrap_or_else(|_| panic!("{name} takes a number")))
 }
 
-/// Runs schedules of `model` until it fails or there were `schedules`. Longest schedule, in steps.
+/// Says how far it came: with this seed and so many schedules it comes there again.
+struct Reached(Arc<AtomicU64>);
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed in the schedule before that of seed {}", self.0.load(Relaxed));
+        }
+    }
+}
+
+/// Runs schedules of `model` until it fails or there were `schedules`.
 fn run(scheduler: impl Scheduler + 'static, model: Model, seed: u64) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
@@ -43,12 +54,15 @@ fn run(scheduler: impl Scheduler + 'static, model: Model, seed: u64) {
     config.failure_persistence = FailurePersistence::None;
     config.silence_warnings = true;
     let next = Arc::new(AtomicU64::new(seed));
+    let _on_failure = Reached(next.clone());
     Runner::new(scheduler, config).run(move || model(next.fetch_add(1, Relaxed)));
 }
 
 fn explore(model: Model, schedules: usize) {
     let seed = number("PAGEOUT_SEED", 1);
-    run(RandomScheduler::new_from_seed(seed, schedules), model, seed);
+    for seed in seed..seed + schedules as u64 {
+        run(RandomScheduler::new_from_seed(seed, 1), model, seed);
+    }
     run(PctScheduler::new_from_seed(seed, CHANGES, schedules), model, seed);
 }
 
@@ -86,6 +100,7 @@ fn plan(seed: u64, habits: Habits) -> Plan {
         nested: 0,
         slow: false,
         rotational: seed % 3 == 2,
+        inline: false,
         real: true,
         habits,
     }
@@ -108,7 +123,8 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
         scope.spawn(move || {
             until(stop, || {
                 // Not all the time: no page would stay until it is used.
-                if world.engine.frames.ready_pages() < 100 {
+                let below = world.engine.budget.load(pageout::sync::atomic::Ordering::Relaxed).max(0);
+                if below as usize + world.engine.frames.ready_pages() < 100 {
                     world.evict(32);
                 }
             })
@@ -126,6 +142,10 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
         for step in 0.. {
             let mut program = world.program.lock().unwrap();
             program.ending = step >= STEPS;
+            if step > 20_000 {
+                drop(program);
+                world.hang();
+            }
             if program.ending && program.idle() {
                 break;
             }
@@ -137,6 +157,8 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
     });
     world.program.lock().unwrap().ending = false;
     world.read_all();
+    // What is counted while others work may be off by what they do meanwhile.
+    world.engine.measure();
     world.check();
 }
 

@@ -91,7 +91,7 @@ fn cluster() {
 /// Hints: one that holds no longer gives nothing.
 #[test]
 fn hints() {
-    passes_and_would_notice(Flaw::HintBelieved, None, || {
+    passes_and_would_notice(Flaw::HintBelieved, Some(5), || {
         let (slots, id) = slots_with(1, CLUSTER);
         let single = slots.alloc(0, 0, owner(1)).unwrap();
         let other = slots.clone();
@@ -128,7 +128,7 @@ fn lists() {
 /// A device that goes while somebody allocates the first of its slots: it stays, or gives none.
 #[test]
 fn device_off() {
-    passes_and_would_notice(Flaw::OffAtOnce, None, || {
+    passes_and_would_notice(Flaw::OffAtOnce, Some(5), || {
         let (slots, id) = slots_with(1, CLUSTER);
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
@@ -166,7 +166,7 @@ fn device_on() {
 /// A device goes and another comes under its number while somebody allocates: a slot is of the one that is there.
 #[test]
 fn device_again() {
-    passes_and_would_notice(Flaw::EndUnsure, Some(4), || {
+    passes_and_would_notice(Flaw::EndUnsure, Some(3), || {
         let (slots, id) = slots_with(1, CLUSTER);
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
@@ -212,7 +212,7 @@ fn overflow() {
 /// A trunk is handed back while somebody wants a slot of it.
 #[test]
 fn trunk_goes() {
-    passes_and_would_notice(Flaw::TrunkUnsure, None, || {
+    passes_and_would_notice(Flaw::TrunkUnsure, Some(5), || {
         let (slots, id) = slots_with(1, TRUNK_SLOTS);
         let entry = slots.alloc(0, 0, owner(1)).unwrap();
         slots.put(entry, 1).unwrap();

@@ -173,6 +173,8 @@ impl Lessor for Trunks {
 
 /// Calls of the kernel in one step of a world before it counts as a hang.
 const PATIENCE: usize = 2_000_000;
+/// Rounds after which something that has not ended never does.
+const ROUNDS: usize = if cfg!(shuttle) { 20_000 } else { 200_000 };
 /// Trunks of a device that worlds share.
 const TRUNKS: u32 = 16;
 /// Engine threads that work within each other.
@@ -593,17 +595,8 @@ impl World {
             if self.program.lock().unwrap().idle() {
                 break;
             }
-            if round > 200_000 {
-                let waiting = self.engine.kernel.waiting();
-                for (thread, address, read) in &waiting {
-                    eprintln!(
-                        "thread {thread} waits at page {} (fault read: {read}): {:?} {:?}",
-                        (address - self.engine.kernel.program_base()) / PAGE,
-                        self.word(*address),
-                        self.engine.kernel.page(*address)
-                    );
-                }
-                panic!("hang: {} threads wait", waiting.len());
+            if round > ROUNDS {
+                self.hang();
             }
             self.calls.store(0, Relaxed);
             self.program.lock().unwrap().step(&self.engine.kernel);
@@ -614,6 +607,26 @@ impl World {
             }
         }
         self.program.lock().unwrap().ending = false;
+    }
+
+    /// Says who waits, and for what.
+    pub fn hang(&self) -> ! {
+        let waiting = self.engine.kernel.waiting();
+        for (thread, address, read) in &waiting {
+            eprintln!(
+                "thread {thread} waits at page {} (fault read: {read}): {:?} {:?}",
+                (address - self.engine.kernel.program_base()) / PAGE,
+                self.word(*address),
+                self.engine.kernel.page(*address)
+            );
+        }
+        let (kernel, budget) = (&self.engine.kernel, &self.engine.budget);
+        panic!(
+            "hang: {} threads wait; {} calls under way, budget {budget:?}, {} frames ready",
+            waiting.len(),
+            kernel.changing(),
+            self.engine.frames.ready_pages()
+        );
     }
 
     /// What the engine knows of a page.
