@@ -58,6 +58,8 @@ pub struct Usage {
     pub queued: bool,
     /// Its pages come in one by one: which of them are used is being watched (`fault::order`).
     pub sampled: bool,
+    /// A page of it was shared when its turn came, and has been made the process's own: it goes now, or is pinned.
+    pub unshared: bool,
 }
 
 /// 16 pages and what is known of them.

@@ -67,10 +67,15 @@ enum Left {
     NoRoom,
     /// A huge page, and only a few pages are wanted: it stays where it is in the queue.
     Passed,
+    /// Pages shared since a fork, or pinned: it stays where it is in the queue, too.
+    Shared,
 }
 
 /// Huge pages that a fault passes over in search of small ones.
 const MOST_PASSED: usize = 8;
+
+/// Shared pages that are made the process's own at once. Each is a copy, which must leave before the next are made.
+const MOST_SHARED: usize = 64;
 
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
@@ -108,12 +113,16 @@ impl<K: Kernel> Engine<K> {
     /// that nothing could go. Far over the limit their frames go back to the kernel at once: once they are ready,
     /// faults take them, and it would stay far over. No lock held.
     pub fn evict(&self, out: &mut Outgoing, want: usize) -> usize {
-        let left = self.let_leave(out, want);
-        self.drop_filled(out);
-        self.release(out);
-        // Only now that nobody can wait for what was held: populating may wait for the fault path.
-        self.unpin(out);
-        left
+        let mut left = 0;
+        loop {
+            left += self.let_leave(out, want - left);
+            self.drop_filled(out);
+            self.release(out);
+            // Only now that nobody can wait for what was held: populating may wait for the fault path.
+            if !self.unshare(out) || left >= want {
+                return left;
+            }
+        }
     }
 
     /// The same for a fault that helps itself: it does not touch memory, and so never waits for itself.
@@ -129,8 +138,8 @@ impl<K: Kernel> Engine<K> {
         let want = want.min(MOST);
         // Everything is looked at once, twice where a sign of use or a shared page saved it.
         let mut looks = 2 * self.policy.lock().len() + 1;
-        let mut passed = 0;
-        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED {
+        let (mut passed, mut shared) = (0, 0);
+        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED && out.busy.len() < MOST_SHARED {
             looks -= 1;
             let Some(unit) = self.policy.lock().candidate() else { break };
             match self.leave(out, unit as usize * UNIT, want) {
@@ -139,13 +148,17 @@ impl<K: Kernel> Engine<K> {
                     self.policy.lock().pass(unit);
                     passed += 1;
                 }
+                Left::Shared => {
+                    self.policy.lock().pass(unit);
+                    shared += 1;
+                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(unit);
                     break;
                 }
             }
         }
-        if passed > 0 {
+        if passed + shared > 0 {
             self.policy.lock().rejoin();
         }
         let left = out.pages.len();
@@ -207,16 +220,16 @@ impl<K: Kernel> Engine<K> {
         let unit = block.unit_mut(first).expect("unit of a page that left");
         if matches!(left, Left::Some) {
             if unit.words.iter().any(|word| word.tag() == Tag::Resident) {
-                // Pinned, read-only or locked. Pages that were only shared are the process's own after `unpin`.
-                let mut policy = self.policy.lock();
-                if out.busy.len() == busy_before {
-                    policy.park(number);
-                } else {
-                    policy.keep(number);
+                if out.busy.len() > busy_before && !unit.usage.unshared {
+                    return Left::Shared;
                 }
+                // Pinned, read-only or locked.
+                out.busy.truncate(busy_before);
+                self.policy.lock().park(number);
             } else {
                 unit.usage.queued = false;
             }
+            unit.usage.unshared = false;
             unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
         }
         left
@@ -365,13 +378,19 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
-    /// own and they can leave, or pinned, then they stay.
-    fn unpin(&self, out: &mut Outgoing) {
+    /// own and they can leave, or pinned, then they stay. False: there were none.
+    fn unshare(&self, out: &mut Outgoing) -> bool {
+        let any = !out.busy.is_empty();
         for page in out.busy.drain(..) {
             // May fault and wait for the fault path: no lock is held here.
             let _ = self.kernel.populate_write(page, PAGE);
             Stats::add(&self.stats.busy_left, 1);
+            let Some(block) = self.space.block(page) else { continue };
+            if let Some(unit) = block.lock().unit_mut(page % BLOCK / PAGE) {
+                unit.usage.unshared = true;
+            }
         }
+        any
     }
 
     /// Zero, clean or to be written; what is to be written gets its place.
