@@ -6,6 +6,7 @@
 //! thread goes on looking, for new areas and for growth that no fault announces. *End*: when the program exits
 //! or executes another one.
 
+use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::part::Part;
@@ -37,6 +38,8 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
+/// Between two looks there are at most so many ns, whatever happens.
+const LONGEST_NAP: u64 = 100_000_000;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
 /// Areas below this many bytes are not worth a registration.
@@ -51,8 +54,6 @@ const SERVERS: usize = 4;
 const COUNT_EVERY: u64 = 300_000_000;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
-/// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
-const LARGEST_ROOM: u64 = 16 << 20;
 /// Clusters that are discarded in one rest of the evictor at most.
 const DISCARDS: usize = 64;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
@@ -255,13 +256,14 @@ extern "C" fn keeper(_: usize) -> ! {
     let mut life = Life {
         me,
         watch,
+        clock: Clock::of(program),
         link,
         settings: welcome.settings,
         part,
         devices: Devices::new(welcome.settings.device, welcome.devices),
         stats,
         maps: Maps::new(),
-        scanned: (0, 0),
+        scanned: (0, 0, 0),
         areas: Vec::with_capacity(256),
         evictor: 0,
         hurried: false,
@@ -288,14 +290,17 @@ fn leave(status: i32) -> ! {
 struct Life {
     me: u32,
     watch: OwnedFd,
+    /// While nothing is registered.
+    clock: Option<Clock>,
     link: &'static Link,
     settings: Settings,
     part: Part,
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
-    /// Size and data pages when areas were last looked for.
-    scanned: (usize, usize),
+    /// Size and data pages when areas were last looked for, and how often mappings had gone: what is unmapped and mapped
+    /// again between two looks leaves the sizes as they were.
+    scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
@@ -324,8 +329,11 @@ impl Life {
             still = if resident == last { still + 1 } else { 0 };
             last = resident;
             let left = self.part.left(now, still);
-            self.pause(((left + SLACK) / FASTEST).clamp(500_000, 100_000_000));
+            let wanted = ((left + SLACK) / FASTEST).clamp(500_000, LONGEST_NAP);
+            let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
+            self.pause(if is_set { LONGEST_NAP } else { wanted });
         }
+        self.clock = None;
         let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
     }
@@ -346,11 +354,16 @@ impl Life {
     fn pause(&mut self, nanoseconds: u64) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
         let socket = self.link.fd();
-        let mut fds = [PollFd::new(&self.watch, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
+        let clock = self.clock.as_ref().map_or(self.watch.as_fd(), Clock::fd);
+        let mut fds =
+            [self.watch.as_fd(), clock, socket].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
         // that thread without a sleep.
-        let asked = if self.link.is_quiet() { 2 } else { 1 };
+        let asked = if self.link.is_quiet() { 3 } else { 2 };
         let ended = poll(&mut fds[..asked], Some(&timeout)).is_ok() && !fds[0].revents().is_empty();
+        if let Some(clock) = &self.clock {
+            clock.hush();
+        }
         if ended || sys::same_memory(program(), self.me) == Some(false) {
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
@@ -486,8 +499,9 @@ impl Life {
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
-            if (seen.size, seen.data) != self.scanned {
-                self.scanned = (seen.size, seen.data);
+            let mappings = (seen.size, seen.data, engine.unmappings.load(Ordering::Relaxed));
+            if mappings != self.scanned {
+                self.scanned = mappings;
                 self.look_around(keeper);
                 still = 0;
             } else if resident > last + 1024 {
@@ -519,7 +533,7 @@ impl Life {
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
         let stays = bytes.min(before);
-        let room = (limit / 8).min(LARGEST_ROOM);
+        let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
         let now = engine.kernel.now();
         let (since, then) = *self.over.get_or_insert((now, stays));
