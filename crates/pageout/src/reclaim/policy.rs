@@ -8,7 +8,7 @@
 //!
 //! New units wait in a short trial queue, a twentieth of all, which is served first; those that come back soon, or keep
 //! a page, go to the main queue (S3-FIFO, Yang et al., SOSP 2023). What was there before anything left is in the
-//! main queue too: it is as good as what comes after. What a stream brings in is no sign of use: one unit in four that
+//! main queue too: it is as good as what comes after. What a stream brings in is no sign of use: one block in four that
 //! comes back soon goes to the main queue, so that a loop may settle and one scan cannot.
 //!
 //! Sees unit numbers, [`Usage`] and bits for pages. Its lock is a leaf.
@@ -29,7 +29,7 @@ const SOON: usize = 2;
 const PATIENCE: u32 = 2;
 /// The clock of evictions before any.
 pub const FIRST: u32 = 1;
-/// Units of a stream that come back soon, of which one settles.
+/// Blocks of a stream that come back soon, of which one settles.
 const SETTLES: u32 = 4;
 
 impl Usage {
