@@ -1,7 +1,8 @@
 //! Descendants that run without the agent: said once for each program, or killed with `--strict`.
 //!
 //! The agent says hello before `main`, and a fork's child before it goes on. So a process that looks at /proc find
-//! without a connection for a second, where the machine is busy, has none to come.
+//! without a connection for a second has none to come; unless the machine is so busy that its keeper, which is there,
+//! had no time to say it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::program;
 use crate::say;
-use crate::sys::PidFd;
+use crate::sys::{self, PidFd};
 use crate::tree::{self, Process};
 
 /// Between two looks, at first and with `--strict` always.
@@ -46,16 +47,23 @@ impl Strays {
 
     /// Looks. The processes that are `known` are no strays.
     pub fn look(&mut self, known: &HashSet<i32>) {
-        let alone = tree::descendants(std::process::id() as i32);
-        let alone = alone.into_iter().filter(|p| !p.ending && !known.contains(&p.pid));
+        let me = std::process::id() as i32;
+        let all = tree::descendants(me);
+        let alone = all.iter().filter(|p| !p.ending && !known.contains(&p.pid));
+        // Or is one. Keepers are our children.
+        let has_keeper = |process: &Process| {
+            let others = all.iter().filter(|other| other.pid != process.pid);
+            let mut pairs = others.filter(|other| other.parent == me || process.parent == me);
+            pairs.any(|other| sys::same_memory(other.pid, process.pid))
+        };
         let mut suspects = HashMap::new();
         let (now, mut news) = (Instant::now(), false);
         for process in alone {
             let identity = (process.pid, process.started);
             let since = self.suspects.get(&identity).copied().unwrap_or(now);
             match now - since >= PATIENCE {
-                true => self.treat(&process),
-                false => news = true,
+                true if !has_keeper(process) => self.treat(process),
+                _ => news = true,
             }
             suspects.insert(identity, since);
         }
