@@ -1,28 +1,39 @@
 //! The process's part of its run's limit: says what it uses, learns what it may use. See `pageout::tree`.
 
-use crate::{fork, memory};
+use crate::{fork, keeper, memory};
+use core::ffi::CStr;
 use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, TREE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
+use rustix::time::{clock_gettime, ClockId};
 
 /// Share of the limit at which the engines of a tree take up their work, in percent.
 const TAKE_UP_PERCENT: u64 = 80;
-/// How often (ns) is counted what is shared since a fork; less often where the count takes long: it walks all pages.
+/// How often (ns) is counted what is shared since a fork. The count walks all pages: between two is so many times as
+/// long as it took, and while much changes, so many times.
 const COUNT_EVERY: u64 = 200_000_000;
 const COUNT_SHARE: u64 = 50;
+const COUNT_SHARE_AT_MOST: u64 = 10;
+/// Much, in bytes.
+const COUNT_AFTER: u64 = 4 << 20;
 
 /// The process among the others.
 pub struct Part {
     /// None where all seats were taken: such a process has the limit for itself.
     place: Option<(&'static Tree, &'static Seat)>,
     limit: u64,
-    /// Of what is resident, the part that is counted elsewhere: pages shared since a fork, in bytes.
+    /// Of what is resident, the part that is counted elsewhere: pages shared since a fork, in bytes. As it was at the
+    /// last count, when this was the process's own memory and these its faults without I/O.
     elsewhere: u64,
+    counted: (u64, u64),
     rollup: Option<OwnedFd>,
+    stat: Option<OwnedFd>,
+    /// When it is counted again (ns), and when if much has changed.
     next_count: u64,
+    soonest: u64,
     /// What others use, as of the last look.
     others: u64,
 }
@@ -36,16 +47,22 @@ impl Part {
         let tree = memory::map_shared(tree, TREE_BYTES)?;
         // SAFETY: any bytes are a valid tree; it stays mapped.
         let tree: &'static Tree = unsafe { &*(tree as *const Tree) };
-        let rollup = open(c"/proc/self/smaps_rollup", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        Ok(Self {
+        let stat = alloc::format!("/proc/{}/stat\0", keeper::program());
+        let open = |path| open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        let mut part = Self {
             place: seat.map(|seat| (tree, tree.seat(seat))),
             limit,
             // All that a fork's child begins with is its parent's.
             elsewhere: if fork::is_child() { own(now) } else { 0 },
-            rollup: rollup.ok(),
+            counted: (own(now), 0),
+            rollup: open(c"/proc/self/smaps_rollup"),
+            stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
             next_count: 0,
+            soonest: 0,
             others: 0,
-        })
+        };
+        part.counted.1 = part.faults();
+        Ok(part)
     }
 
     /// Says what is resident, and whether the process is `short` of memory; returns how much of it there may be, in
@@ -53,18 +70,56 @@ impl Part {
     pub fn look(&mut self, now: Statm, short: bool, kernel: &Linux) -> u64 {
         let Some((tree, seat)) = self.place else { return self.limit };
         let own = own(now);
+        let mut elsewhere = 0;
         if fork::shares() {
-            let begun = kernel.now();
-            if begun >= self.next_count && tree.resident() >= self.threshold() {
-                self.elsewhere = self.count();
-                self.next_count = begun + COUNT_EVERY.max(COUNT_SHARE * (kernel.now() - begun));
+            if tree.resident() >= self.threshold() {
+                self.count_in_time(own, kernel.now());
             }
+            elsewhere = self.elsewhere.saturating_sub(self.changed(own)).min(own);
         }
-        let elsewhere = self.elsewhere.min(own);
         seat.tell(own - elsewhere, own, short);
         let (others, allowance) = tree.look(seat, self.limit);
         self.others = others;
         allowance + elsewhere
+    }
+
+    /// Counts what is shared, if it is time.
+    fn count_in_time(&mut self, own: u64, now: u64) {
+        let due = now >= self.next_count || now >= self.soonest && self.changed(own) > COUNT_AFTER;
+        if !due {
+            return;
+        }
+        // On a busy machine the time that passes says nothing about what the count costs.
+        let spent = || {
+            let time = clock_gettime(ClockId::ThreadCPUTime);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        };
+        let begun = spent();
+        self.counted = (own, self.faults());
+        self.elsewhere = self.count();
+        let cost = spent() - begun;
+        self.soonest = now + COUNT_SHARE_AT_MOST * cost;
+        self.next_count = now + COUNT_EVERY.max(COUNT_SHARE * cost);
+    }
+
+    /// At most so many bytes that were shared at the last count are not any more: each copy on write is a fault that
+    /// takes no new memory, and what has left may have been shared.
+    fn changed(&self, own: u64) -> u64 {
+        if self.elsewhere == 0 {
+            return 0;
+        }
+        let (before, faults) = self.counted;
+        let faults = self.faults().saturating_sub(faults) * PAGE as u64;
+        faults.saturating_sub(own.saturating_sub(before)) + before.saturating_sub(own)
+    }
+
+    /// The program's faults without I/O so far.
+    fn faults(&self) -> u64 {
+        let mut line = [0u8; 512];
+        let n = self.stat.as_ref().and_then(|file| pread(file, &mut line, 0).ok()).unwrap_or(0);
+        // Behind the name, which may hold anything: state, six numbers, and this one.
+        let behind = line[..n].rsplit(|byte| *byte == b')').next().unwrap_or(&[]);
+        number(behind.split(|byte| *byte == b' ').nth(8).unwrap_or(&[]))
     }
 
     /// Of what is resident, what others have as well.
@@ -107,10 +162,14 @@ fn own(now: Statm) -> u64 {
     (now.resident.saturating_sub(now.shared) * PAGE) as u64
 }
 
+/// The number at the start.
+fn number(text: &[u8]) -> u64 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |n, byte| n * 10 + u64::from(byte - b'0'))
+}
+
 /// The number of KiB behind `name`, in bytes.
 fn field(text: &[u8], name: &[u8]) -> u64 {
     let Some(at) = text.windows(name.len()).position(|window| window == name) else { return 0 };
-    let number = text[at + name.len()..].iter().skip_while(|byte| **byte == b' ');
-    let digits = number.take_while(|byte| byte.is_ascii_digit());
-    digits.fold(0, |n, byte| n * 10 + u64::from(byte - b'0')) << 10
+    number(text[at + name.len()..].trim_ascii_start()) << 10
 }

@@ -61,6 +61,8 @@ pub struct Usage {
     pub queued: bool,
     /// Its pages come in one by one: which of them are used is being watched (`fault::order`).
     pub sampled: bool,
+    /// A page of it was shared when its turn came, and has been made the process's own: it goes now, or is pinned.
+    pub unshared: bool,
 }
 
 /// A bit for each page of a part of a unit.

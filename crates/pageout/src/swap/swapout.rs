@@ -70,6 +70,8 @@ enum Left {
     NoRoom,
     /// A huge page, and only a few pages are wanted: it stays where it is in the queue.
     Passed,
+    /// Pages shared since a fork, or pinned: it stays where it is in the queue, too.
+    Shared,
 }
 
 /// Looks at each unit before it is said that nothing can go.
@@ -77,6 +79,9 @@ const LOOKS: usize = 8;
 
 /// Huge pages that a fault passes over in search of small ones.
 const MOST_PASSED: usize = 8;
+
+/// Shared pages that are made the process's own at once. Each is a copy, which must leave before the next are made.
+const MOST_SHARED: usize = 64;
 
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
@@ -116,12 +121,16 @@ impl<K: Kernel> Engine<K> {
     /// faults take them, and it would stay far over. No lock held.
     pub fn evict(&self, out: &mut Outgoing, want: usize) -> usize {
         out.memory = Memory::Asked;
-        let left = self.let_leave(out, want);
-        self.drop_filled(out);
-        self.release(out);
-        // Only now that nobody can wait for what was held: populating may wait for the fault path.
-        self.unpin(out);
-        left
+        let mut left = 0;
+        loop {
+            left += self.let_leave(out, want - left);
+            self.drop_filled(out);
+            self.release(out);
+            // Only now that nobody can wait for what was held: populating may wait for the fault path.
+            if !self.unshare(out) || left >= want {
+                return left;
+            }
+        }
     }
 
     /// The same for a fault that helps itself: it asks for no memory, and touches none, so never waits for itself.
@@ -138,8 +147,8 @@ impl<K: Kernel> Engine<K> {
         let want = want.min(MOST);
         // Everything is looked at once, a few times where the dice or a shared page saved it.
         let mut looks = LOOKS * self.policy.lock().len() + 1;
-        let mut passed = 0;
-        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED {
+        let (mut passed, mut shared) = (0, 0);
+        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED && out.busy.len() < MOST_SHARED {
             looks -= 1;
             let Some(unit) = self.policy.lock().candidate() else { break };
             match self.leave(out, unit as usize * UNIT, want) {
@@ -148,13 +157,17 @@ impl<K: Kernel> Engine<K> {
                     self.policy.lock().pass(unit);
                     passed += 1;
                 }
+                Left::Shared => {
+                    self.policy.lock().pass(unit);
+                    shared += 1;
+                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(unit);
                     break;
                 }
             }
         }
-        if passed > 0 {
+        if passed + shared > 0 {
             self.policy.lock().rejoin();
         }
         let left = out.pages.len();
@@ -196,7 +209,11 @@ impl<K: Kernel> Engine<K> {
         let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
         let pages = if huge { 1 } else { unit.resident() };
-        let leave = self.policy.lock().judge(number, &unit.usage, pages);
+        // What was un-shared to leave is a copy that takes memory: it goes without a throw.
+        let leave = match unit.usage.unshared {
+            true => pages,
+            false => self.policy.lock().judge(number, &unit.usage, pages),
+        };
         if leave == 0 {
             return Left::Some;
         }
@@ -220,17 +237,24 @@ impl<K: Kernel> Engine<K> {
         drop(regions);
         let unit = block.unit_mut(first).expect("unit of a page that left");
         if matches!(left, Left::Some) {
+            let shared = out.busy.len() > busy_before && !unit.usage.unshared;
             match unit.resident() {
                 0 => unit.usage.queued = false,
+                _ if shared => {}
                 // Pinned, read-only or locked.
-                stay if stay & !leave == 0 && out.busy.len() == busy_before => {
+                stay if stay & !leave == 0 => {
+                    out.busy.truncate(busy_before);
                     self.policy.lock().park(number)
                 }
-                // Some are hot, or were only shared, and are the process's own after `unpin`.
+                // Some are hot.
                 _ => self.policy.lock().keep(number),
             }
+            unit.usage.unshared = false;
             unit.usage.left = leave & !unit.resident();
             unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+            if shared {
+                return Left::Shared;
+            }
         }
         left
     }
@@ -380,13 +404,19 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
-    /// own and they can leave, or pinned, then they stay.
-    fn unpin(&self, out: &mut Outgoing) {
+    /// own and they can leave, or pinned, then they stay. False: there were none.
+    fn unshare(&self, out: &mut Outgoing) -> bool {
+        let any = !out.busy.is_empty();
         for page in out.busy.drain(..) {
             // May fault and wait for the fault path: no lock is held here.
             let _ = self.kernel.populate_write(page, PAGE);
             Stats::add(&self.stats.busy_left, 1);
+            let Some(block) = self.space.block(page) else { continue };
+            if let Some(unit) = block.lock().unit_mut(page % BLOCK / PAGE) {
+                unit.usage.unshared = true;
+            }
         }
+        any
     }
 
     /// Zero, clean or to be written; what is to be written gets its place.
