@@ -51,8 +51,6 @@ const SERVERS: usize = 4;
 const COUNT_EVERY: u64 = 300_000_000;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
-/// Beside what cannot go, what can gets an eighth of the limit, and at most these bytes.
-const LARGEST_ROOM: u64 = 16 << 20;
 /// Clusters that are discarded in one rest of the evictor at most.
 const DISCARDS: usize = 64;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
@@ -261,7 +259,7 @@ extern "C" fn keeper(_: usize) -> ! {
         devices: Devices::new(welcome.settings.device, welcome.devices),
         stats,
         maps: Maps::new(),
-        scanned: (0, 0),
+        scanned: (0, 0, 0),
         areas: Vec::with_capacity(256),
         evictor: 0,
         hurried: false,
@@ -294,8 +292,9 @@ struct Life {
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
-    /// Size and data pages when areas were last looked for.
-    scanned: (usize, usize),
+    /// Size and data pages when areas were last looked for, and how often mappings had gone: what is unmapped and mapped
+    /// again between two looks leaves the sizes as they were.
+    scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
@@ -486,8 +485,9 @@ impl Life {
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
-            if (seen.size, seen.data) != self.scanned {
-                self.scanned = (seen.size, seen.data);
+            let mappings = (seen.size, seen.data, engine.unmappings.load(Ordering::Relaxed));
+            if mappings != self.scanned {
+                self.scanned = mappings;
                 self.look_around(keeper);
                 still = 0;
             } else if resident > last + 1024 {
@@ -519,7 +519,7 @@ impl Life {
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
         let stays = bytes.min(before);
-        let room = (limit / 8).min(LARGEST_ROOM);
+        let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
         let now = engine.kernel.now();
         let (since, then) = *self.over.get_or_insert((now, stays));

@@ -4,7 +4,7 @@ use crate::{fork, keeper, memory};
 use core::ffi::CStr;
 use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
-use pageout::tree::{smallest, Seat, Tree, TREE_BYTES};
+use pageout::tree::{smallest, Seat, Tree, View, TREE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
@@ -34,8 +34,8 @@ pub struct Part {
     /// When it is counted again (ns), and when if much has changed.
     next_count: u64,
     soonest: u64,
-    /// What others use, as of the last look.
-    others: u64,
+    /// What was found at the last look.
+    view: View,
 }
 
 impl Part {
@@ -59,7 +59,7 @@ impl Part {
             stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
             next_count: 0,
             soonest: 0,
-            others: 0,
+            view: View { others: 0, allowance: limit, smallest: smallest(limit, 1) },
         };
         part.counted.1 = part.faults();
         Ok(part)
@@ -78,9 +78,13 @@ impl Part {
             elsewhere = self.elsewhere.saturating_sub(self.changed(own)).min(own);
         }
         seat.tell(own - elsewhere, own, short);
-        let (others, allowance) = tree.look(seat, self.limit);
-        self.others = others;
-        allowance + elsewhere
+        self.view = tree.look(seat, self.limit);
+        self.view.allowance + elsewhere
+    }
+
+    /// What the process may have in any case, in bytes.
+    pub fn smallest(&self) -> u64 {
+        self.view.smallest
     }
 
     /// Counts what is shared, if it is time.
@@ -138,15 +142,15 @@ impl Part {
     pub fn is_due(&self, now: Statm) -> bool {
         let resident = (now.resident * PAGE) as u64;
         let threshold = self.threshold();
-        self.others + resident >= threshold && resident >= smallest(self.limit)
+        self.view.others + resident >= threshold && resident >= self.smallest()
     }
 
     /// How much may grow before it is time for the engine, or all together are over the limit. Where others use nearly
     /// all, a process is let alone while it is small, the more so the longer (`still`: looks) it stays as it is.
     pub fn left(&self, now: Statm, still: u32) -> u64 {
         let resident = (now.resident * PAGE) as u64;
-        let all = self.limit.saturating_sub(self.others + resident);
-        all.max(smallest(self.limit).saturating_sub(resident) << still.min(4))
+        let all = self.limit.saturating_sub(self.view.others + resident);
+        all.max(self.smallest().saturating_sub(resident) << still.min(4))
     }
 
     /// Leaves the seat.

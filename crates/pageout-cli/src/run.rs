@@ -72,6 +72,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .env(ENV_RUN, server.socket_path());
     signals.restore_in(&mut command, open_files);
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
+    // Not before: the program stays as it is.
+    sys::go_first();
     // A reader of the program's output must see its end when the program ends, not when we do.
     sys::let_go_of_standard_streams();
 

@@ -139,6 +139,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) self_service: bool,
     /// One thread faults, on a quick device: the server that leads makes room itself, evictors keep off.
     pub(crate) helps_itself: AtomicBool,
+    /// How often mappings went or moved, by the events that were read.
+    pub unmappings: AtomicU32,
     /// How long a read from a device takes: moving average, in ns.
     pub(crate) device_ns: AtomicU64,
     /// How long a request to a device takes, whatever its size: moving average, in ns.
@@ -190,6 +192,7 @@ impl<K: Kernel> Engine<K> {
             inline: false,
             self_service: false,
             helps_itself: AtomicBool::new(false),
+            unmappings: AtomicU32::new(0),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),

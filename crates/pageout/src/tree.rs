@@ -19,9 +19,25 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 pub const SEATS: usize = 2048;
 /// The bytes of a tree in shared memory.
 pub const TREE_BYTES: usize = (size_of::<Tree>()).next_multiple_of(4096);
-/// What no process goes below, and none that uses less is paged: bytes, of a limit of `limit`.
-pub fn smallest(limit: u64) -> u64 {
-    (limit / 8).min(16 << 20)
+/// Who uses less is nobody of whom something can be had: bytes.
+const LEAST: u64 = 2 << 20;
+
+/// What no process goes below, and none that uses less is paged: bytes, of a limit of `limit`, where so many have more
+/// than the least. Together no more than half of the limit, as long as there is half for the least of all.
+pub fn smallest(limit: u64, processes: usize) -> u64 {
+    let fair = limit / (2 * processes.max(1) as u64);
+    (limit / 8).min(16 << 20).min(fair.max(LEAST))
+}
+
+/// What a process finds when it looks: bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    /// What the others use.
+    pub others: u64,
+    /// What it may use now.
+    pub allowance: u64,
+    /// See [`smallest`].
+    pub smallest: u64,
 }
 
 /// One process. All values are bytes.
@@ -106,11 +122,12 @@ impl Tree {
         self.peak.load(Relaxed)
     }
 
-    /// What the others use, and what the process of `seat` may use of `limit` now.
-    pub fn look(&self, seat: &Seat, limit: u64) -> (u64, u64) {
-        let (mut others, mut lacks, mut excess) = (0u64, 0u64, 0u64);
+    /// What the process of `seat` finds, and what it may use of `limit` now.
+    pub fn look(&self, seat: &Seat, limit: u64) -> View {
+        let (mut others, mut lacks, mut excess, mut count) = (0u64, 0u64, 0u64, 0);
         for other in self.seats() {
             let used = other.used();
+            count += (used > LEAST) as usize;
             excess += used.saturating_sub(other.share());
             if !core::ptr::eq(other, seat) {
                 others += used;
@@ -122,7 +139,8 @@ impl Tree {
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
-        (others, free.saturating_sub(leave).max(used.min(share)).max(smallest(limit)))
+        let smallest = smallest(limit, count);
+        View { others, allowance: free.saturating_sub(leave).max(used.min(share)).max(smallest), smallest }
     }
 }
 
@@ -130,7 +148,7 @@ impl Tree {
 /// need more than they have are those whose pages come back; a third of the way is gone each time, and nobody falls
 /// below a quarter of an equal share.
 pub fn divide(limit: u64, processes: &mut [(u64, u64, u64)]) {
-    let least = smallest(limit);
+    let least = smallest(limit, processes.iter().filter(|process| process.0 > LEAST).count());
     let small: u64 = processes.iter().map(|(used, _, _)| *used).filter(|used| *used < least).sum();
     let large = |process: &&mut (u64, u64, u64)| process.0 >= least;
     let count = processes.iter_mut().filter(large).count() as u64;
@@ -184,7 +202,7 @@ mod tests {
     }
 
     fn allowances(tree: &Tree, n: usize, limit: u64) -> Vec<u64> {
-        (0..n).map(|number| tree.look(tree.seat(number), limit * MIB).1 / MIB).collect()
+        (0..n).map(|number| tree.look(tree.seat(number), limit * MIB).allowance / MIB).collect()
     }
 
     #[test]
@@ -213,6 +231,19 @@ mod tests {
     fn a_small_process_is_never_squeezed() {
         let tree = tree_of(&[(508, 500, false), (4, 0, false)]);
         assert_eq!(allowances(&tree, 2, 512), [508, 16]);
+    }
+
+    #[test]
+    fn many_small_ones_keep_to_the_limit_too() {
+        let seats = [(14, 0, false); 40];
+        let tree = tree_of(&seats);
+        for number in 0..seats.len() {
+            let view = tree.look(tree.seat(number), 256 * MIB);
+            tree.seat(number).tell(view.allowance, view.allowance, false);
+        }
+        assert!(tree.used() <= 256 * MIB, "{} MiB", tree.used() / MIB);
+        assert_eq!(smallest(256 * MIB, 1000), LEAST);
+        assert_eq!(smallest(8 * MIB, 1000), MIB);
     }
 
     #[test]
@@ -249,7 +280,7 @@ mod tests {
                 divide(limit * MIB, &mut processes);
                 shares = processes.iter().map(|p| p.1).collect();
                 prop_assert!(shares.iter().sum::<u64>() <= limit * MIB);
-                let least = smallest(limit * MIB);
+                let least = smallest(limit * MIB, processes.iter().filter(|p| p.0 > LEAST).count());
                 let large = processes.iter().filter(|p| p.0 >= least).count() as u64;
                 let small: u64 = processes.iter().map(|p| p.0).filter(|used| *used < least).sum();
                 for process in processes.iter().filter(|p| p.0 >= least) {
@@ -271,7 +302,7 @@ mod tests {
             let tree = tree_of(&seats.iter().map(|(used, short)| (*used, share, *short)).collect::<Vec<_>>());
             for (number, short) in order.into_iter().chain((0..2 * n).map(|number| (number, true))) {
                 let seat = tree.seat(number % n);
-                let (before, allowed) = (tree.used(), tree.look(seat, limit).1);
+                let (before, allowed) = (tree.used(), tree.look(seat, limit).allowance);
                 seat.tell(allowed, allowed, short);
                 prop_assert!(tree.used() <= before.max(limit));
             }

@@ -8,9 +8,13 @@ use super::{page_start, Region, Regions, BLOCK, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
 use crate::page::{Tag, Word};
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// Applies one event.
 pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event: Event) {
+    if matches!(event, Event::Unmap { .. } | Event::Remap { .. }) {
+        engine.unmappings.fetch_add(1, Relaxed);
+    }
     match event {
         Event::Fault(_) => {}
         Event::Remove { start, end } => forget(engine, start, end, Word::discard),
