@@ -39,7 +39,7 @@ const HUGEPAGES: [&str; 4] = ["swpin", "swpout", "swpout_fallback", "swpin_fallb
 const LARGEST: [(&str, &str); 2] =
     [("thp_swpin", "hugepages-2048kB.swpin"), ("thp_swpin_fallback", "hugepages-2048kB.swpin_fallback")];
 /// What of pageout's says nothing about a run.
-const UNTOLD: [&str; 3] = ["active", "pid", "processes_unlisted"];
+const UNTOLD: [&str; 4] = ["active", "pid", "processes_unlisted", "swap_lost_bytes"];
 
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;

@@ -71,13 +71,14 @@ pub struct Report {
     total: Counters,
     listed: Vec<Counters>,
     unlisted: u64,
+    lost: u64,
 }
 
 impl Report {
     /// Without processes: `zero` is a page of counters that nobody counted in.
     pub fn new(zero: &Stats, limit_bytes: u64) -> Self {
         zero.limit_bytes.store(limit_bytes, Relaxed);
-        Self { total: Counters::of(zero, 0), listed: Vec::new(), unlisted: 0 }
+        Self { total: Counters::of(zero, 0), listed: Vec::new(), unlisted: 0, lost: 0 }
     }
 
     /// The program that the run is for: its number stands in the totals.
@@ -106,6 +107,11 @@ impl Report {
         peak.into_iter().for_each(|(_, value)| *value = bytes.max(*value));
     }
 
+    /// So many bytes of the devices had not come back when all processes had gone: a bug of ours.
+    pub fn set_lost(&mut self, bytes: u64) {
+        self.lost = bytes;
+    }
+
     /// Writes it, whole or not at all.
     pub fn write(&self, place: Place) -> Result<()> {
         let (shown, written) = match place {
@@ -127,6 +133,7 @@ impl Report {
         let processes = self.listed.iter().map(|counters| Value::Object(counters.json())).collect();
         object.insert("processes".into(), Value::Array(processes));
         object.insert("processes_unlisted".into(), json!(self.unlisted));
+        object.insert("swap_lost_bytes".into(), json!(self.lost));
         let mut text =
             serde_json::to_string_pretty(&Value::Object(object)).expect("maps of numbers are JSON");
         text.push('\n');

@@ -511,16 +511,15 @@ impl Server {
         self.mounts.take_back(self.bequests.release(lent));
     }
 
-    /// Keeps the counters of those that are still served: the run is over for us.
+    /// Lets go of those that are still served, and keeps their counters: the run is over for us.
     pub fn close(&mut self) {
         self.report.set_peak(self.seats.tree().peak());
         let clients = self.connections.drain(..).filter_map(|connection| connection.client);
-        for client in clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)) {
-            self.report.keep(Counters::of(client.stats.stats(), client.pid));
-        }
-        self.mounts.iter().for_each(|(_, mount)| {
-            say::debug(format_args!("{}: {} lent at the end", mount.device.name, mount.lent()));
-        });
+        let clients: Vec<Client> = clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)).collect();
+        clients.into_iter().for_each(|client| self.bury(client));
+        self.bequests.close();
+        self.take_back([]);
+        self.report.set_lost(self.mounts.iter().map(|(_, mount)| mount.lent().0).sum());
     }
 }
 
