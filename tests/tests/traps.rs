@@ -45,18 +45,21 @@ fn main() -> ExitCode {
         beside_others("huge-whole".into(), || settings.huge_whole()),
         beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
+        beside_others("run-killed".into(), || settings.run_killed()),
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
     for name in ["random", "mremap-race", "dontneed-race", "tree", "huge-entries"] {
         trials.push(beside_others(format!("switch-{name}"), move || settings.switched(name)));
     }
-    for (how, most) in [("one", 2), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
+    for (how, most) in [("one", 2), ("again", 1), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2)] {
         for threads in 1..=most {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
-    trials.push(Trial::test("limit-tree", move || settings.tree_limit()));
+    for count in [2, 40] {
+        trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
+    }
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -318,10 +321,12 @@ impl Settings {
         self.keeps_to_limit(&format!("limit-{how}-{threads}"), arguments, threads)
     }
 
-    /// So do two programs that run at the same time.
-    fn tree_limit(&self) -> Result<(), Failed> {
+    /// So do programs that run at the same time, also many small ones.
+    fn tree_limit(&self, count: usize) -> Result<(), Failed> {
         let _alone = ALONE.write();
-        self.keeps_to_limit("limit-tree", self.arguments("tree-touch", self.touch_size), 2)
+        let mut arguments = self.arguments("tree-touch", self.touch_size * 2);
+        arguments.push(count.to_string());
+        self.keeps_to_limit(&format!("limit-tree-{count}"), arguments, 2)
     }
 
     /// A program that needs memory gets it from another that only has it.
@@ -350,8 +355,40 @@ impl Settings {
         if done.stderr.contains("wrong:") || done.stderr.contains("killed") {
             return Err(done.stderr.into());
         }
-        let out = some_out(&run.stats)?;
-        eprintln!("tree-torture: {} {out} pages out", done.stdout.lines().next().unwrap_or_default());
+        let [out, lost] = counters(&run.stats, ["pswpout", "swap_lost_bytes"])?;
+        let said = done.stdout.lines().next().unwrap_or_default();
+        eprintln!("tree-torture: {said}, {out} pages out");
+        if out == 0 || lost != 0 {
+            return Err(format!("{said}: {out} pages out, {lost} bytes of swap were lost").into());
+        }
+        Ok(())
+    }
+
+    /// `run` is killed while pages are out: its processes go on, check all of their memory, and end.
+    fn run_killed(&self) -> Result<(), Failed> {
+        let mut arguments = self.arguments("tree", self.size);
+        *arguments.last_mut().ok_or("no seconds")? = "2".into();
+        let watched = Watched::start(self.under_pageout(self.size / 4, &arguments)?.command, Vec::new())?;
+        let id = watched.pid().to_string();
+        let begun = std::time::Instant::now();
+        let used = || {
+            let show = ["show", "--raw", "--noheadings", "--bytes", "--run", &id];
+            let output = Command::new(self.pageout.clone()?).args(show).output().map_err(|e| e.to_string())?;
+            let line = String::from_utf8_lossy(&output.stdout).into_owned();
+            Ok::<u64, String>(line.split(' ').nth(3).and_then(|used| used.parse().ok()).unwrap_or(0))
+        };
+        while used()? == 0 && begun.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let out = used()?;
+        // SAFETY: the process is our child and was not waited for.
+        unsafe { libc::kill(watched.pid() as libc::pid_t, libc::SIGKILL) };
+        let done = watched.finish(self.timeout)?;
+        eprintln!("run-killed: {} out when it was", in_mib(out as usize));
+        if out == 0 || done.code() != 128 + libc::SIGKILL || !done.stdout.ends_with("ok\n") {
+            let (code, said) = (done.code(), done.stdout + &done.stderr);
+            return Err(format!("{out} bytes out, run ended with {code}; said: {said}").into());
+        }
         Ok(())
     }
 

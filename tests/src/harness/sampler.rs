@@ -62,11 +62,13 @@ fn look(statm: &[File], stop: &AtomicBool) -> Peak {
             resident_pages(&buffer[..n])
         };
         // One that has ended has nothing any more.
-        let seen: Vec<usize> = statm.iter().filter_map(&mut look).collect();
+        let seen: Vec<(usize, usize)> = statm.iter().filter_map(&mut look).collect();
         if seen.is_empty() {
             break;
         }
-        let pages: usize = seen.iter().sum();
+        // What is shared between several is not added up.
+        let own = |(all, shared): &(usize, usize)| if seen.len() > 1 { all - shared.min(all) } else { *all };
+        let pages: usize = seen.iter().map(own).sum();
         peak.bytes = peak.bytes.max(pages * PAGE);
         peak.samples += 1;
         peak.longest_gap = peak.longest_gap.max(last.elapsed());
@@ -80,6 +82,8 @@ fn look(statm: &[File], stop: &AtomicBool) -> Peak {
     peak
 }
 
-fn resident_pages(statm: &[u8]) -> Option<usize> {
-    std::str::from_utf8(statm).ok()?.split(' ').nth(1)?.parse().ok()
+/// Resident pages, and those of them that are files' or shared memory.
+fn resident_pages(statm: &[u8]) -> Option<(usize, usize)> {
+    let mut words = std::str::from_utf8(statm).ok()?.split(' ').skip(1).map(|word| word.parse().ok());
+    Some((words.next()??, words.next()??))
 }

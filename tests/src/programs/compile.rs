@@ -5,7 +5,7 @@ use anyhow::Result;
 use std::path::Path;
 
 /// Instantiated once for each number: a tree, a variant, a function object and their plumbing.
-const TEMPLATES: &str = r#"
+pub(super) const TEMPLATES: &str = r#"
 #include <array>
 #include <functional>
 #include <map>

@@ -13,6 +13,7 @@ const VALUE_BYTES: usize = 1000;
 pub(super) fn programs(size: Size) -> Vec<Program> {
     let rows = size.pick(350_000, 2_000_000);
     let keys = size.pick(120_000, 900_000);
+    let snapshots = size.pick(4, 20);
     vec![
         Program::new("sqlite", |input| {
             Invocation::new("sqlite3").args("-batch :memory:").stdin(input.join("index.sql"))
@@ -24,6 +25,10 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
         }),
         server("redis").driver(move |dir| read_back(dir, keys)),
         server("redis-save").driver(move |dir| save_and_load(dir, keys / 2)),
+        server("redis-bgsave")
+            .driver(move |dir| save_in_a_loop(dir, keys / 2, snapshots))
+            .verify(move |dir| load_all(dir, keys / 2, snapshots))
+            .tree(3),
     ]
 }
 
@@ -79,6 +84,98 @@ fn save_and_load(dir: &Path, keys: usize) -> Result<Vec<u8>> {
     }
     fill(&mut client, 0..keys, 2)?;
     finish(client, dir)
+}
+
+/// The key of a write, by its number: at random, but for the first ones, which make all keys.
+fn target(write: usize, keys: usize) -> usize {
+    if write < keys {
+        write
+    } else {
+        Numbers::new(write as u64).next() as usize % keys
+    }
+}
+
+/// Writes without a pause, numbered, each with its number in `last`; takes snapshot after snapshot meanwhile, and notes
+/// between which writes.
+fn save_in_a_loop(dir: &Path, keys: usize, snapshots: usize) -> Result<Vec<u8>> {
+    let mut client = Client::connect(dir)?;
+    let mut written = 0;
+    let mut write = |client: &mut Client, count: usize| -> Result<()> {
+        let numbers = written..written + count;
+        written = numbers.end;
+        let send = |client: &mut Client, n: usize| {
+            let key = key(target(n, keys));
+            client.send(&[b"MSET", &key, &value(n, 0), b"last", n.to_string().as_bytes()]);
+        };
+        redis::pipelined(client, numbers, send, |_, reply| Ok(ensure!(reply == b"OK", "MSET failed")))
+    };
+    write(&mut client, keys)?;
+    let mut at = String::new();
+    for snapshot in 0..snapshots {
+        write(&mut client, keys / 10)?;
+        // The fork is at this command; none is in flight.
+        client.call(&[b"BGSAVE"])?;
+        at += &String::from_utf8(client.call(&[b"GET", b"last"])?)?;
+        at += "\n";
+        let mut going = true;
+        while going {
+            write(&mut client, 1000)?;
+            let info = String::from_utf8_lossy(&client.call(&[b"INFO", b"persistence"])?).into_owned();
+            going = info.contains("rdb_bgsave_in_progress:1");
+            ensure!(going || info.contains("rdb_last_bgsave_status:ok"), "snapshot {snapshot} failed");
+        }
+        std::fs::rename(dir.join("dump.rdb"), dir.join(format!("{snapshot}.rdb")))?;
+    }
+    std::fs::write(dir.join("snapshots"), at)?;
+    verify_writes(&mut client, keys, written - 1)?;
+    client.shut_down(dir)?;
+    Ok(Vec::new())
+}
+
+/// Loads every snapshot into a server of its own: it must hold what was there at the fork, no write more or less.
+fn load_all(dir: &Path, keys: usize, snapshots: usize) -> Result<()> {
+    let at = std::fs::read_to_string(dir.join("snapshots"))?;
+    ensure!(at.lines().count() == snapshots, "{} snapshots", at.lines().count());
+    for (snapshot, last) in at.lines().enumerate() {
+        let mut server = Command::new("redis-server")
+            .args("--port 0 --unixsocket redis.sock --logfile loaded.log --save".split(' '))
+            .arg("")
+            .args(["--dbfilename", &format!("{snapshot}.rdb")])
+            .current_dir(dir)
+            .spawn()?;
+        let loaded = (|| -> Result<()> {
+            let mut client = Client::connect(dir)?;
+            while client.call(&[b"GET", b"last"]).is_err_and(|error| error.to_string().contains("LOADING")) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            verify_writes(&mut client, keys, last.parse()?)?;
+            client.shut_down(dir)
+        })();
+        let _ = server.kill();
+        server.wait()?;
+        loaded.with_context(|| format!("snapshot {snapshot}, taken after write {last}"))?;
+    }
+    Ok(())
+}
+
+/// The server holds the writes up to `last` and nothing else.
+fn verify_writes(client: &mut Client, keys: usize, last: usize) -> Result<()> {
+    let found = client.call(&[b"GET", b"last"])?;
+    ensure!(found == last.to_string().as_bytes(), "last is {:?}", String::from_utf8_lossy(&found));
+    let size = client.call(&[b"DBSIZE"])?;
+    ensure!(size == (keys + 1).to_string().as_bytes(), "{} keys", String::from_utf8_lossy(&size));
+    let mut newest = vec![0; keys];
+    (0..=last).for_each(|write| newest[target(write, keys)] = write);
+    redis::pipelined(
+        client,
+        0..keys,
+        |client, number| client.send(&[b"GET", &key(number)]),
+        |number, reply| {
+            let write = newest[number];
+            ensure!(reply == value(write, 0), "key {number} does not have the value of write {write}");
+            Ok(())
+        },
+    )
 }
 
 fn finish(mut client: Client, dir: &Path) -> Result<Vec<u8>> {

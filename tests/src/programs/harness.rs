@@ -2,7 +2,7 @@
 
 use super::process::{self, Ended};
 use super::report::{self, Row};
-use super::sample::{self, Peak};
+use super::sample::{self, Peak, Watched};
 use super::{compare, Invocation, Limit, Program, Size, MIB};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use std::ffi::OsString;
@@ -133,6 +133,10 @@ fn run(
     let (done, wait_done) = mpsc::channel();
     let (ended, seen, seconds, watched) = std::thread::scope(|scope| {
         let watcher = scope.spawn(move || sample::watch(&wait_done, time_limit, wrapper.is_empty()));
+        let together = program.together.then(|| {
+            let (done, wait_done) = mpsc::channel::<()>();
+            (done, scope.spawn(move || sample::together(&wait_done)))
+        });
         let seen = program.driver.as_ref().map_or(Ok(Vec::new()), |driver| driver(dir));
         if seen.is_err() {
             process::kill_all();
@@ -140,7 +144,15 @@ fn run(
         let ended = process::wait(pid);
         let seconds = start.elapsed().as_secs_f64();
         drop(done);
-        (ended, seen, seconds, watcher.join())
+        let together = together.map(|(done, looker)| {
+            drop(done);
+            looker.join().unwrap_or_default()
+        });
+        let watched = watcher.join().map(|watched| match together {
+            Some(peak) => Watched { peak, ..watched },
+            None => watched,
+        });
+        (ended, seen, seconds, watched)
     });
     let left = process::sweep();
     let Ok(watched) = watched else {
@@ -164,6 +176,7 @@ fn run(
             format!("the program ended with {}; it said: {}", ended.status, errors().trim())
         })?;
         ensure!(left == 0, "{left} processes were left running");
+        program.verify.as_ref().map_or(Ok(()), |verify| verify(dir))?;
         Ok(Run { ended, peak, seconds, seen })
     };
     finish().map_err(|error| Unfinished { error, peak })
@@ -186,6 +199,7 @@ pub fn check(program: &Program, bench: &Bench) -> Result<()> {
         .map_err(|unfinished| unfinished.error.context("the native run"))?;
     let limit_bytes = match program.limit {
         Limit::Quarter => plain.peak.anonymous / 4 + plain.peak.fixed,
+        Limit::Tree(part) => plain.peak.anonymous / part + plain.peak.fixed,
         Limit::Fixed(bytes) => bytes,
     };
     let mut row = Row {

@@ -19,6 +19,7 @@ mod runtimes;
 mod sample;
 mod stress;
 mod text;
+mod trees;
 
 use anyhow::Result;
 use std::ffi::{OsStr, OsString};
@@ -105,11 +106,14 @@ pub enum Limit {
     Quarter,
     /// So many bytes.
     Fixed(u64),
+    /// A part of the natural peak of the anonymous memory of all processes together, plus what cannot go.
+    Tree(u64),
 }
 
 type Prepare = Box<dyn Fn(&Path) -> Result<()> + Send>;
 type Command = Box<dyn Fn(&Path) -> Invocation + Send>;
 type Driver = Box<dyn Fn(&Path) -> Result<Vec<u8>> + Send + Sync>;
+type Verify = Box<dyn Fn(&Path) -> Result<()> + Send>;
 type Normalise = fn(Vec<u8>) -> Vec<u8>;
 
 /// One program: input, command, and what must be the same.
@@ -124,6 +128,8 @@ pub struct Program {
     limit: Limit,
     parallel: bool,
     on_file: bool,
+    together: bool,
+    verify: Option<Verify>,
 }
 
 impl Program {
@@ -141,6 +147,8 @@ impl Program {
             limit: Limit::Quarter,
             parallel: false,
             on_file: false,
+            together: false,
+            verify: None,
         }
     }
 
@@ -194,6 +202,23 @@ impl Program {
         self
     }
 
+    /// Several processes: the limit is a `part`th of what all have together, and what all have is held against it.
+    fn tree(self, part: u64) -> Self {
+        self.limit(Limit::Tree(part)).together().parallel()
+    }
+
+    /// What all processes have together is held against the limit.
+    fn together(mut self) -> Self {
+        self.together = true;
+        self
+    }
+
+    /// Looks at what a run left in its directory, once nothing of it runs any more.
+    fn verify(mut self, verify: impl Fn(&Path) -> Result<()> + Send + 'static) -> Self {
+        self.verify = Some(Box::new(verify));
+        self
+    }
+
     /// The name of the test.
     pub fn name(&self) -> &'static str {
         self.name
@@ -227,5 +252,6 @@ pub fn all(size: Size) -> Vec<Program> {
     programs.extend(compile::programs(size));
     programs.extend(allocators::programs(size));
     programs.extend(stress::programs(size));
+    programs.extend(trees::programs(size));
     programs
 }

@@ -1,7 +1,7 @@
 //! What a run keeps in memory, looked at every 20 ms by a thread of the test process, which also
 //! ends the run when its time is up.
 //!
-//! Figures are those of the largest process at each look, not sums: the limit is each process's own.
+//! Figures are those of the largest process at each look; of trees, the sum of all ([`together`]).
 //! `RssAnon` of `status` costs next to nothing; `smaps`, which walks the page tables under the map
 //! lock, is read only when the anonymous memory of a native run has grown by a twentieth.
 
@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(20);
+const TOGETHER_INTERVAL: Duration = Duration::from_millis(200);
 /// From killing what hangs to giving up on the whole test.
 const UNKILLABLE: Duration = Duration::from_secs(60);
 
@@ -53,6 +54,30 @@ pub(super) fn watch(done: &Receiver<()>, time_limit: Duration, thorough: bool) -
             std::process::exit(3);
         }
     }
+}
+
+/// Looks every 200 ms at what all processes have together, shared pages counted once (Pss). A thread of its own:
+/// `smaps_rollup` waits for the map lock.
+pub(super) fn together(done: &Receiver<()>) -> Peak {
+    let mut peak = Peak::default();
+    while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(TOGETHER_INTERVAL) {
+        let (mut anonymous, mut all) = (0, 0);
+        for pid in process::descendants() {
+            // A keeper's memory is its program's.
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if name.trim_end() == "pageout" {
+                continue;
+            }
+            let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+            let field = |name: &str| text.lines().find_map(|line| kibibytes(line, name)).unwrap_or(0);
+            anonymous += field("Pss_Anon:");
+            all += field("Pss:");
+        }
+        peak.anonymous = peak.anonymous.max(anonymous);
+        peak.fixed = peak.fixed.max(all - anonymous);
+        peak.resident = peak.resident.max(all);
+    }
+    peak
 }
 
 #[derive(Default)]

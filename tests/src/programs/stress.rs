@@ -14,7 +14,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
             .args("--no-rand-seed --timeout")
             .arg(format!("{seconds}s"))
     });
-    vec![stress.needs(&["stress-ng"]).normalise(findings).limit(Limit::Fixed(limit)).parallel()]
+    vec![stress.needs(&["stress-ng"]).normalise(findings).limit(Limit::Fixed(limit)).parallel().together()]
 }
 
 /// The lines that report an error; everything else is process numbers, times and what was chosen.

@@ -7,7 +7,7 @@ use std::io::Write;
 
 pub const TRAPS: &[Trap] = &[Trap::new(
     "touch",
-    "[malloc|brk|mmap|huge|one]: says its pid and touches --size of new memory by --threads threads",
+    "[malloc|brk|mmap|huge|one|again]: says its pid and touches --size of new memory by --threads threads",
     touch,
 )
 .helper()];
@@ -19,6 +19,12 @@ fn touch(ctx: &Ctx) -> Outcome {
         Some("brk") => |_| grow_break(64 << 10),
         Some("huge") => |_| huge(64 << 20),
         Some("one") => sys::map,
+        Some("again") => |each| {
+            let first = sys::map(each)?;
+            words_of(first).for_each(|word| store(word, 1));
+            sys::unmap(first)?;
+            sys::map(each)
+        },
         Some(other) => return Err(Stop::Wrong(format!("touch knows no {other}"))),
     };
     println!("pid {}", std::process::id());
@@ -32,6 +38,10 @@ fn touch(ctx: &Ctx) -> Outcome {
             words_of(piece).for_each(|word| store(word, pattern(word, 1)));
             touched += piece.len;
             pieces.push(piece);
+        }
+        if ctx.args.get(1).is_some_and(|word| word == "stay") {
+            // Until nobody can say any more that it may go.
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
         }
         for word in pieces.into_iter().flat_map(words_of) {
             ensure!(load(word) == pattern(word, 1), "the word at {word:#x} is {:#x}", load(word));

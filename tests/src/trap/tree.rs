@@ -15,13 +15,13 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("tree", "three programs that fill and check at the same time", tree),
     Trap::new("tree-fork", "children that inherit memory, change a part of it and read the rest", tree_fork)
         .may_log(),
-    Trap::new("tree-touch", "two programs that say their pids and touch --size of new memory", tree_touch)
+    Trap::new("tree-touch", "N programs that say their pids and touch --size of new memory together", tree_touch)
         .helper(),
     Trap::new("tree-need", "idle with most of the limit while another program needs as much", tree_need)
         .helper(),
     Trap::new(
         "torture",
-        "[SEED]: up to 30 processes that fork, exec, exit, kill, detach and close at random, for --seconds",
+        "[SEED]: up to 30 processes that fork, exec, exit, kill, are killed, detach and close at random, for --seconds",
         torture,
     )
     .helper(),
@@ -34,12 +34,13 @@ pub const TRAPS: &[Trap] = &[
 fn start(name: &str, size: usize, words: &[&str]) -> Result<Child, Stop> {
     let mut command = Command::new(own_program()?);
     command.args([name, "--size", &format!("{}M", size >> 20), "--seconds", "0.3"]).args(words);
-    Ok(command.stdout(Stdio::piped()).spawn()?)
+    Ok(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?)
 }
 
 /// What it had left to say must end with `ok`.
 fn finish(mut child: Child) -> Outcome {
     let mut said = String::new();
+    drop(child.stdin.take());
     if let Some(mut out) = child.stdout.take() {
         out.read_to_string(&mut said)?;
     }
@@ -96,8 +97,9 @@ fn tree_fork(ctx: &Ctx) -> Outcome {
 fn tree_touch(ctx: &Ctx) -> Outcome {
     let mut children = Vec::new();
     let mut pids = String::new();
-    for _ in 0..2 {
-        let mut child = start("touch", ctx.size, &["mmap"])?;
+    let count = ctx.args.first().and_then(|count| count.parse().ok()).unwrap_or(2);
+    for _ in 0..count {
+        let mut child = start("touch", ctx.size / count, &["mmap", "stay"])?;
         let mut line = String::new();
         let out = child.stdout.take().map(|out| BufReader::with_capacity(1, out));
         let mut out = out.ok_or_else(|| Stop::Wrong("no standard output".into()))?;
@@ -108,6 +110,7 @@ fn tree_touch(ctx: &Ctx) -> Outcome {
     }
     println!("pid{pids}");
     std::io::stdout().flush()?;
+    std::thread::sleep(ctx.time);
     children.into_iter().try_for_each(finish)
 }
 
@@ -182,7 +185,14 @@ fn torture(ctx: &Ctx) -> Outcome {
     std::fs::write(&path, [0u8; PAGE])?;
     let board = Board::open(&path)?;
     let deadline = Instant::now() + ctx.time;
+    let mut dice = Dice::new(seed);
     while Instant::now() < deadline && !board.has_failed() {
+        let victim = board.nodes()[dice.roll(NODES)].load(Ordering::SeqCst);
+        if victim != 0 && dice.roll(4) == 0 {
+            // SAFETY: one of ours.
+            unsafe { libc::kill(victim as libc::pid_t, libc::SIGKILL) };
+            board.leave(victim);
+        }
         let mut turn = seed;
         while board.living() < 3 {
             turn += 7919;
@@ -293,7 +303,9 @@ impl Node {
                 let mut status = 0;
                 // SAFETY: the integer takes the status.
                 let ended = unsafe { libc::waitpid(*child, &mut status, libc::WNOHANG) } == *child;
-                if ended && (!libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != 0) {
+                // By whom it was killed, `run` would say.
+                let killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+                if ended && !killed && (!libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != 0) {
                     eprintln!("wrong: a child of seed {} ended with {status:#x}", self.seed);
                     board.0[0].store(1, Ordering::SeqCst);
                 }
