@@ -63,6 +63,7 @@ fn main() -> ExitCode {
     let shared = Shared::default();
     let mut trials = vec![
         trial("overhead::start-up", &shared, size, Vec::new(), overhead::start_up),
+        trial("overhead::short-processes", &shared, size, Vec::new(), overhead::short_processes),
         trial("overhead::processor-time", &shared, size, Vec::new(), overhead::processor_time),
     ];
     for program in programs::all(size) {

@@ -373,7 +373,8 @@ impl Settings {
         let begun = std::time::Instant::now();
         let used = || {
             let show = ["show", "--raw", "--noheadings", "--bytes", "--run", &id];
-            let output = Command::new(self.pageout.clone()?).args(show).output().map_err(|e| e.to_string())?;
+            let output =
+                Command::new(self.pageout.clone()?).args(show).output().map_err(|e| e.to_string())?;
             let line = String::from_utf8_lossy(&output.stdout).into_owned();
             Ok::<u64, String>(line.split(' ').nth(3).and_then(|used| used.parse().ok()).unwrap_or(0))
         };

@@ -6,6 +6,7 @@
 //! thread goes on looking, for new areas and for growth that no fault announces. *End*: when the program exits
 //! or executes another one.
 
+use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::part::Part;
@@ -37,6 +38,8 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
+/// Between two looks there are at most so many ns, whatever happens.
+const LONGEST_NAP: u64 = 100_000_000;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
 /// Areas below this many bytes are not worth a registration.
@@ -253,6 +256,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let mut life = Life {
         me,
         watch,
+        clock: Clock::of(program),
         link,
         settings: welcome.settings,
         part,
@@ -286,6 +290,8 @@ fn leave(status: i32) -> ! {
 struct Life {
     me: u32,
     watch: OwnedFd,
+    /// While nothing is registered.
+    clock: Option<Clock>,
     link: &'static Link,
     settings: Settings,
     part: Part,
@@ -323,8 +329,11 @@ impl Life {
             still = if resident == last { still + 1 } else { 0 };
             last = resident;
             let left = self.part.left(now, still);
-            self.pause(((left + SLACK) / FASTEST).clamp(500_000, 100_000_000));
+            let wanted = ((left + SLACK) / FASTEST).clamp(500_000, LONGEST_NAP);
+            let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
+            self.pause(if is_set { LONGEST_NAP } else { wanted });
         }
+        self.clock = None;
         let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
     }
@@ -345,11 +354,16 @@ impl Life {
     fn pause(&mut self, nanoseconds: u64) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
         let socket = self.link.fd();
-        let mut fds = [PollFd::new(&self.watch, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
+        let clock = self.clock.as_ref().map_or(self.watch.as_fd(), Clock::fd);
+        let mut fds =
+            [self.watch.as_fd(), clock, socket].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
         // that thread without a sleep.
-        let asked = if self.link.is_quiet() { 2 } else { 1 };
+        let asked = if self.link.is_quiet() { 3 } else { 2 };
         let ended = poll(&mut fds[..asked], Some(&timeout)).is_ok() && !fds[0].revents().is_empty();
+        if let Some(clock) = &self.clock {
+            clock.hush();
+        }
         if ended || sys::same_memory(program(), self.me) == Some(false) {
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);

@@ -18,6 +18,7 @@
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper's life: watch, take up, follow, end |
 //! | part | the process's part of the run's limit |
+//! | clock | how long the program has run |
 //! | fork | `fork` while pages are out: who may when |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
@@ -26,6 +27,7 @@
 #![no_std]
 extern crate alloc;
 
+mod clock;
 mod devices;
 mod dispatch;
 mod exit;

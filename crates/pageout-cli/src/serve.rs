@@ -515,7 +515,8 @@ impl Server {
     pub fn close(&mut self) {
         self.report.set_peak(self.seats.tree().peak());
         let clients = self.connections.drain(..).filter_map(|connection| connection.client);
-        let clients: Vec<Client> = clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)).collect();
+        let clients: Vec<Client> =
+            clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)).collect();
         clients.into_iter().for_each(|client| self.bury(client));
         self.bequests.close();
         self.take_back([]);

@@ -71,6 +71,26 @@ pub fn processor_time(bench: &Bench) -> Result<()> {
     Ok(std::fs::remove_dir_all(&dir)?)
 }
 
+/// A shell script of many short processes: each is a fork and an exec.
+pub fn short_processes(bench: &Bench) -> Result<()> {
+    let dir = bench.directory("overhead-short")?;
+    let wrapper = bench.wrapper(1 << 30, &dir.join("stats.json"), true);
+    let each = bench.size.pick(300, 3000);
+    let script = format!("i=0; while [ $i -lt {each} ]; do /bin/true; i=$((i+1)); done; echo $i");
+    let invocation = Invocation::new("sh").arg("-c").arg(script);
+    let count = bench.size.pick(3, 7);
+    let differences = pairs(count, &invocation, &wrapper, &dir, |plain, paged| {
+        (paged.wall - plain.wall) * 1e3 / f64::from(each)
+    })?;
+    let (low, median, high) = spread(&differences);
+    report::note(format!(
+        "each of {each} short processes: {median:+.2} ms (quartiles {low:+.2} to {high:+.2}, {count} pairs)"
+    ));
+    let bound = bench.size.pick(10.0, 5.0);
+    ensure!(median <= bound, "each takes {median:.2} ms longer, allowed are {bound} ms");
+    Ok(std::fs::remove_dir_all(&dir)?)
+}
+
 /// Start and end of `true`.
 pub fn start_up(bench: &Bench) -> Result<()> {
     let dir = bench.directory("overhead-start")?;

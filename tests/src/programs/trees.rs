@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 /// Clients that ask the web server at the same time.
 const CLIENTS: usize = 4;
 /// Files that `make` compiles.
-const FILES: usize = 6;
-const OBJECTS: [&str; FILES] = ["part0.o", "part1.o", "part2.o", "part3.o", "part4.o", "part5.o"];
+const FILES: usize = 4;
+const OBJECTS: [&str; FILES] = ["part0.o", "part1.o", "part2.o", "part3.o"];
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
     let inherited = size.pick(100, 1536);
     let shop = size.pick(80, 512);
     let requests = size.pick(150, 1000);
-    let instances = size.pick(10, 40);
+    let instances = size.pick(3, 40);
     let rows = size.pick(60_000, 400_000);
     vec![
         Program::new("inherited", move |_| {
