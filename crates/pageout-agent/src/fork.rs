@@ -12,6 +12,7 @@ use crate::keeper::{self, Keeper};
 use crate::{dispatch, heir, memory, sys};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
+use rustix::io::Errno;
 use rustix::thread::futex;
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no.
@@ -275,10 +276,28 @@ fn hand_over(keeper: &Keeper) -> bool {
         return false;
     };
     heir::TOKEN.store(token, Ordering::SeqCst);
-    let end = ask(BEQUEATHED);
+    answer(BEQUEATHED);
+    let end = heard_after(BEQUEATHED).unwrap_or(CLONED);
     drop(still);
     keeper.lent(token, file, end == CLONED);
     true
+}
+
+/// What the program says after `state`. `None`: it was killed before it could. Then nobody can tell whether it has a
+/// child.
+fn heard_after(state: u32) -> Option<u32> {
+    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    loop {
+        let now = GATE.load(Ordering::Acquire);
+        if now != state {
+            return Some(now);
+        }
+        let tenth = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        let waited = futex::wait(&GATE, futex::Flags::PRIVATE, state, Some(&tenth));
+        if waited == Err(Errno::TIMEDOUT) && sys::same_memory(keeper::program(), me) == Some(false) {
+            return None;
+        }
+    }
 }
 
 fn answer(state: u32) {

@@ -1,6 +1,6 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
-use super::load::together;
+use super::load::{together, Dice};
 use super::span::PAGE;
 use super::{ensure, sys, Ctx, Outcome, Trap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,6 +20,7 @@ pub const TRAPS: &[Trap] = &[
     .may_log(),
     Trap::new("fork-chain", "a child of a child of a child, whose parents end first", fork_chain).may_log(),
     Trap::new("fork-orphan", "a child that reads on when its parent was killed", fork_orphan).may_log(),
+    Trap::new("fork-killed", "processes that are killed while they fork", fork_killed).may_log(),
     Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
         .may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
@@ -123,6 +124,31 @@ fn fork_orphan(ctx: &Ctx) -> Outcome {
     other.fill(3);
     ensure!(says_something(&read), "the child did not find what it inherited");
     other.check(3)
+}
+
+fn fork_killed(ctx: &Ctx) -> Outcome {
+    let mut dice = Dice::new(1);
+    for _ in 0..12 {
+        let (read, write) = sys::pipe()?;
+        let victim = sys::fork(|| {
+            let (field, _ballast) = ctx.evicted()?;
+            sys::write_all(write.as_raw_fd(), b".")?;
+            loop {
+                let child = sys::fork(|| field.page(7).check(1))?;
+                sys::wait_for(child, 0)?;
+            }
+        })?;
+        ensure!(says_something(&read), "the victim has not begun");
+        std::thread::sleep(std::time::Duration::from_micros(dice.roll(30_000) as u64));
+        let mut status = 0;
+        // SAFETY: a child that was not waited for; the integer takes the status.
+        sys::ret("waitpid", unsafe {
+            libc::kill(victim, libc::SIGKILL);
+            libc::waitpid(victim, &mut status, 0)
+        })?;
+        ensure!(libc::WIFSIGNALED(status), "the victim ended with {status:#x}");
+    }
+    Ok(())
 }
 
 /// Does a byte come, or the end?
