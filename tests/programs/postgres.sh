@@ -1,12 +1,12 @@
 #!/bin/sh
-# A cluster of its own: initdb, pgbench with four clients, and queries that sort and hash argument 1 rows.
+# A cluster of its own: initdb, pgbench with four clients, and queries that sort and hash rows: INITDB ROWS.
 set -eu
-rows=$1
 # It does not run as root; in a user namespace root has another number.
 if [ "$(id -u)" = 0 ]; then
     exec unshare --user --map-user=1000 --map-group=1000 sh "$0" "$@"
 fi
-PATH=$PATH:$(dirname "$(readlink -f "$(command -v initdb)")")
+PATH=$(dirname "$1"):$PATH
+rows=$2
 here=$(mktemp -d)
 trap 'pg_ctl -D "$here/data" -m immediate stop >/dev/null 2>&1 || true; rm -rf "$here"' EXIT
 initdb -D "$here/data" -U bench --no-sync --locale=C >/dev/null

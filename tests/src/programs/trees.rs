@@ -24,6 +24,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
     let requests = size.pick(150, 1000);
     let instances = size.pick(3, 40);
     let rows = size.pick(60_000, 400_000);
+    let initdb = initdb();
     vec![
         Program::new("inherited", move |_| {
             let words = [inherited, 4].map(|number: u64| number.to_string());
@@ -49,11 +50,17 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
             .outputs(&OBJECTS)
             .tree(3),
         Program::new("postgres", move |_| {
-            Invocation::new("sh").arg(script("postgres.sh")).arg(rows.to_string())
+            Invocation::new("sh").arg(script("postgres.sh")).arg(initdb).arg(rows.to_string())
         })
-        .needs(&["postgres", "initdb", "unshare"])
+        .needs(&[initdb, "psql", "pgbench", "unshare"])
         .tree(3),
     ]
+}
+
+/// Where the distribution keeps it, not in PATH.
+fn initdb() -> &'static str {
+    let mut places = (10..30).map(|version| format!("/usr/lib/postgresql/{version}/bin/initdb"));
+    places.find(|place| Path::new(place).exists()).map_or("initdb", |place| place.leak())
 }
 
 /// Asks a web server that forks its workers for pages, by several clients; what they got, in order.

@@ -173,7 +173,15 @@ impl Board {
     }
 
     fn living(&self) -> usize {
-        self.nodes().iter().filter(|node| node.load(Ordering::SeqCst) != 0).count()
+        let lives = |pid: u32| {
+            // SAFETY: asks whether the process is there.
+            let there = pid != 0 && unsafe { libc::kill(pid as libc::pid_t, 0) } == 0;
+            if !there {
+                self.leave(pid);
+            }
+            there
+        };
+        self.nodes().iter().filter(|node| lives(node.load(Ordering::SeqCst))).count()
     }
 }
 
@@ -188,7 +196,7 @@ fn torture(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(seed);
     while Instant::now() < deadline && !board.has_failed() {
         let victim = board.nodes()[dice.roll(NODES)].load(Ordering::SeqCst);
-        if victim != 0 && dice.roll(4) == 0 {
+        if victim != 0 && dice.roll(16) == 0 {
             // SAFETY: one of ours.
             unsafe { libc::kill(victim as libc::pid_t, libc::SIGKILL) };
             board.leave(victim);
@@ -270,13 +278,14 @@ impl Node {
                     field.fill(generation);
                 }
                 8..=10 => children.extend(self.bear(board, &mut dice, field, generation)?),
-                11 => {
+                11 if board.living() < NODES - 2 => {
                     // One that goes on by itself.
                     let seed = dice.roll(1 << 30);
                     let between = sys::fork(|| {
                         // SAFETY: no arguments.
                         unsafe { libc::setsid() };
-                        sys::fork(|| Node { seed, path: self.path.clone(), ..*self }.live())?;
+                        let child = sys::fork(|| Node { seed, path: self.path.clone(), ..*self }.live())?;
+                        board.enter(child as u32);
                         Ok(())
                     })?;
                     sys::wait_for(between, 0)?;
@@ -338,6 +347,11 @@ impl Node {
             sys::unmap(field)?;
             Node { seed, path: self.path.clone(), ..*self }.live()
         })?;
+        // One that is about to live counts, too.
+        let known = board.nodes().iter().any(|node| node.load(Ordering::SeqCst) == child as u32);
+        if !known {
+            board.enter(child as u32);
+        }
         Ok(Some(child))
     }
 
