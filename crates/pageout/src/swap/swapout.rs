@@ -209,7 +209,11 @@ impl<K: Kernel> Engine<K> {
         let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
         let pages = if huge { 1 } else { unit.resident() };
-        let leave = self.policy.lock().judge(number, &unit.usage, pages);
+        // What was un-shared to leave is a copy that takes memory: it goes without a throw.
+        let leave = match unit.usage.unshared {
+            true => pages,
+            false => self.policy.lock().judge(number, &unit.usage, pages),
+        };
         if leave == 0 {
             return Left::Some;
         }
@@ -233,23 +237,24 @@ impl<K: Kernel> Engine<K> {
         drop(regions);
         let unit = block.unit_mut(first).expect("unit of a page that left");
         if matches!(left, Left::Some) {
+            let shared = out.busy.len() > busy_before && !unit.usage.unshared;
             match unit.resident() {
                 0 => unit.usage.queued = false,
-                _ if out.busy.len() > busy_before && !unit.usage.unshared => return Left::Shared,
+                _ if shared => {}
                 // Pinned, read-only or locked.
                 stay if stay & !leave == 0 => {
                     out.busy.truncate(busy_before);
-                    self.policy.lock().park(number);
+                    self.policy.lock().park(number)
                 }
                 // Some are hot.
-                _ => {
-                    out.busy.truncate(busy_before);
-                    self.policy.lock().keep(number);
-                }
+                _ => self.policy.lock().keep(number),
             }
             unit.usage.unshared = false;
             unit.usage.left = leave & !unit.resident();
             unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+            if shared {
+                return Left::Shared;
+            }
         }
         left
     }
