@@ -681,7 +681,7 @@ extern "C" fn evict(keeper: usize) -> ! {
     let keeper = unsafe { &*(keeper as *const Keeper) };
     let engine = &keeper.engine;
     let mut out = Box::new(Outgoing::new());
-    sys::go_with_others();
+    sys::go_first();
     let mut told = false;
     loop {
         // There may be more devices since.

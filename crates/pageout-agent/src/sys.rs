@@ -140,11 +140,6 @@ pub fn go_first() {
     let _ = Scheduling::FIRST.is_granted(0) || Scheduling::ORDINARY.is_granted(0);
 }
 
-/// For who works ahead, and is not waited for: with a short slice, so that it is at least woken soon (Linux 6.12).
-pub fn go_with_others() {
-    let _ = Scheduling::ORDINARY.is_granted(0);
-}
-
 /// For the watch, which sleeps between any two looks: a real-time class, the lowest but one. As an ordinary
 /// thread it was woken up to 90 ms late while four threads were busy on two CPUs: 200 MB of new memory. Where that
 /// is not allowed, as [`go_first`].
@@ -157,5 +152,5 @@ pub fn go_before_all() {
 /// Has another thread of the keeper run before every ordinary one, or no longer: only while there is an end to
 /// it in sight.
 pub fn hurry(thread: u32, hurry: bool) {
-    let _ = if hurry { Scheduling::real_time(1) } else { Scheduling::ORDINARY }.is_granted(thread);
+    let _ = if hurry { Scheduling::real_time(1) } else { Scheduling::FIRST }.is_granted(thread);
 }
