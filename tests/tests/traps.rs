@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
-    for count in [2, 40] {
+    for count in [2, 24] {
         trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
     }
     trials.push(Trial::test("tree-torture", move || settings.torture()));

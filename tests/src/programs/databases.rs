@@ -107,7 +107,10 @@ fn save_in_a_loop(dir: &Path, keys: usize, snapshots: usize) -> Result<Vec<u8>> 
             let key = key(target(n, keys));
             client.send(&[b"MSET", &key, &value(n, 0), b"last", n.to_string().as_bytes()]);
         };
-        redis::pipelined(client, numbers, send, |_, reply| Ok(ensure!(reply == b"OK", "MSET failed")))
+        redis::pipelined(client, numbers, send, |_, reply| {
+            ensure!(reply == b"OK", "MSET failed");
+            Ok(())
+        })
     };
     write(&mut client, keys)?;
     let mut at = String::new();

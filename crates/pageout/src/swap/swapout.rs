@@ -209,7 +209,11 @@ impl<K: Kernel> Engine<K> {
         let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
         let pages = if huge { 1 } else { unit.resident() };
-        let leave = self.policy.lock().judge(number, &unit.usage, pages);
+        // What was un-shared to leave is a copy that takes memory: it goes without a throw.
+        let leave = match unit.usage.unshared {
+            true => pages,
+            false => self.policy.lock().judge(number, &unit.usage, pages),
+        };
         if leave == 0 {
             return Left::Some;
         }
