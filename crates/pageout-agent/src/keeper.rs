@@ -241,6 +241,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let stats: &'static Stats = unsafe { &*(stats as *const Stats) };
     Stats::set(&stats.pid, program as u64);
     Stats::set(&stats.limit_bytes, welcome.settings.limit_bytes);
+    memory::set_limit(welcome.settings.limit_bytes);
     if welcome.settings.limit_bytes == u64::MAX {
         link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
         leave(0)

@@ -7,7 +7,7 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
-use pageout::sync::atomic::{AtomicUsize, Ordering};
+use pageout::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use pageout::sync::{Lock, LockClass};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -209,10 +209,19 @@ pub fn is_own(start: usize, end: usize) -> bool {
 
 const SMALLEST: usize = 4; // 16 bytes
 const LARGEST: usize = 16; // 64 KiB
-/// The heap grows by these: a huge page each, if the system has some, but for the first few, for a small program.
+/// The heap grows by these: a huge page each, if the system has some. Not the first few, nor where that would be felt
+/// (parts of a chunk are never touched): a small process stays small, and there may be many.
 const CHUNK: usize = 2 << 20;
 const SMALL_CHUNK: usize = 1 << 20;
-const SMALL_CHUNKS: usize = 2;
+const SMALL_CHUNKS: usize = 8;
+const LEAST_LIMIT: u64 = 256 << 20;
+/// The limit is at least [`LEAST_LIMIT`].
+static LARGE: AtomicBool = AtomicBool::new(false);
+
+/// Tells the heap the limit, in bytes.
+pub fn set_limit(limit: u64) {
+    LARGE.store(limit >= LEAST_LIMIT, Ordering::Relaxed);
+}
 
 /// Sizes that are served: for each power of two itself, and a quarter more than it (tables of slots are that).
 const CLASSES: usize = 2 * (LARGEST + 1);
@@ -269,7 +278,7 @@ impl Heap {
 
     /// Another chunk: where, and how large.
     fn grow(&self) -> Result<(usize, usize), Errno> {
-        if self.chunks < SMALL_CHUNKS {
+        if self.chunks < SMALL_CHUNKS || !LARGE.load(Ordering::Relaxed) {
             return Ok((map(SMALL_CHUNK, 1 << LARGEST)?, SMALL_CHUNK));
         }
         let chunk = map(CHUNK, CHUNK)?;
