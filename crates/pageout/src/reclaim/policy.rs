@@ -20,8 +20,8 @@ use alloc::collections::VecDeque;
 const SPARE: usize = 4096;
 /// The trial queue's share of all: 1 of this.
 const TRIAL: usize = 20;
-/// Units for which it has room besides, if that is no more than a tenth: what two streams bring in at once must not leave
-/// before it is used.
+/// Units for which it has room besides, if that is no more than a third of all (else for a tenth): what two streams
+/// bring in at once must not leave before it is used.
 const WINDOWS: usize = 2 * BLOCK_UNITS;
 /// Times that the queues may go round before a page that comes back does so late.
 const SOON: usize = 2;
@@ -132,7 +132,8 @@ impl Policy {
     /// The next to look at. Its caller asks [`Policy::judge`] under the unit's lock and, if it leaves or
     /// turns out to be gone, takes `queued` away.
     pub fn candidate(&mut self) -> Option<u32> {
-        let room = (self.len() / TRIAL).max((self.len() / 10).min(WINDOWS));
+        let windows = if self.len() >= 3 * WINDOWS { WINDOWS } else { self.len() / 10 };
+        let room = windows.max(self.len() / TRIAL);
         self.on_trial = self.trial.len() > room || self.main.is_empty();
         if self.on_trial { &mut self.trial } else { &mut self.main }.pop_front()
     }
@@ -252,9 +253,10 @@ mod tests {
     #[test]
     fn what_was_there_first_is_not_washed_out() {
         let mut units = Units::default();
-        units.hits(100, (0..90).map(|unit| (unit, false)));
-        units.hits(100, (1000..5000).map(|unit| (unit, true)));
-        assert!(units.hits(100, (0..90).map(|unit| (unit, false))) >= 75);
+        units.hits(1000, (0..900).map(|unit| (unit, false)));
+        units.hits(1000, (10_000..50_000).map(|unit| (unit, true)));
+        let hits = units.hits(1000, (0..900).map(|unit| (unit, false)));
+        assert!(hits >= 830, "{hits} hits of 900: two windows went");
     }
 
     #[test]
