@@ -95,7 +95,7 @@ mod tests {
     /// What is asked of the policy, at a small scale.
     #[test]
     fn the_policy_keeps_what_is_used() {
-        for trace in trace::made(Bytes(16 << 20).pages()) {
+        for trace in trace::made(Bytes(32 << 20).pages()) {
             let (own, lru) = (pageout(&trace), lru(&trace));
             match trace.name.as_str() {
                 "zipf" => assert!(own > lru, "Zipf: {own} against LRU's {lru}"),
