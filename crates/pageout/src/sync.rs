@@ -18,6 +18,7 @@ pub use atomic::AtomicPtr as TablePtr;
 #[cfg(shuttle)]
 pub use core::sync::atomic::AtomicPtr as TablePtr;
 
+use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
 /// Counters of a class, each pair on a line of its own.
@@ -347,6 +348,20 @@ mod imp {
 }
 
 pub use imp::Guard;
+
+impl<T> Lock<Vec<T>> {
+    /// Makes what lacks of `most`, until `make` gives no more. Never beyond the capacity if that is `most`: nothing is
+    /// allocated under the lock.
+    pub fn fill_up(&self, most: usize, make: impl Fn() -> Option<T>) {
+        while self.lock().len() < most {
+            let Some(made) = make() else { return };
+            let mut kept = self.lock();
+            if kept.len() < most {
+                kept.push(made);
+            }
+        }
+    }
+}
 
 /// Many readers or one writer; a waiting writer stops new readers.
 ///

@@ -1,5 +1,8 @@
 //! Regions on the running kernel: what is written comes back, the limit holds, everything can be given up.
 
+mod api_support;
+
+use api_support::{fill, mixed, swap_on, verify, LIMIT, MIB, SLACK};
 use pageout::{Advice, Bytes, Error, Swap};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,21 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LIMIT: Bytes = Bytes::mib(16);
-/// Frames in flight and faults that found no frame.
-const SLACK: u64 = 16 << 20;
-const MIB: usize = 1 << 20;
-
-/// A swap in memory, or `None` with the reason where the kernel does not allow it.
+/// A swap in memory.
 fn swap() -> Option<Swap> {
-    match Swap::builder().memory(LIMIT).device("mem,size=256M").build() {
-        Ok(swap) => Some(swap),
-        Err(Error::Kernel(reason)) => {
-            println!("skipped: {reason}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    swap_on("mem,size=256M", |builder| builder)
 }
 
 /// Turns a test that hangs into one that fails.
@@ -34,25 +25,6 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = test.join() {
         std::panic::resume_unwind(panic);
-    }
-}
-
-fn mixed(n: usize) -> u64 {
-    (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// Writes two words of each page; the engine moves and sums whole pages whatever they hold.
-fn fill(words: &mut [u64], seed: usize) {
-    for (n, page) in words.chunks_mut(512).enumerate() {
-        page[0] = mixed(seed + n);
-        page[page.len() - 1] = mixed(seed + n) ^ 1;
-    }
-}
-
-fn verify(words: &[u64], seed: usize) {
-    for (n, page) in words.chunks(512).enumerate() {
-        assert_eq!(page[0], mixed(seed + n), "page {n}");
-        assert_eq!(page[page.len() - 1], mixed(seed + n) ^ 1, "page {n}");
     }
 }
 

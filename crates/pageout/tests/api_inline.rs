@@ -2,9 +2,12 @@
 //!
 //! What a signal does is the whole process's: such tests run in a process of their own, see [`alone`].
 
+mod api_support;
+mod counting;
+
+use api_support::{fill, mixed, verify, LIMIT, MIB, SLACK};
+use counting::{ALLOCATED, IN_HANDLER};
 use pageout::{Advice, Bytes, Delivery, Error, Region, Swap};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
@@ -13,72 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Counts what is asked for and given back while a handler of SIGALRM touches memory, and does nothing else.
-struct Counting;
-
-thread_local! {
-    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
-}
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-fn count() {
-    ALLOCATED.fetch_add(IN_HANDLER.with(Cell::get) as usize, SeqCst);
-}
-
-// SAFETY: the system's allocator, with a counter beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-const LIMIT: Bytes = Bytes::mib(16);
-const SLACK: u64 = 16 << 20;
-const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 
 fn swap_on(device: &str) -> Option<Swap> {
-    match Swap::builder().memory(LIMIT).device(device).delivery(Delivery::Inline).build() {
-        Ok(swap) => Some(swap),
-        Err(Error::Kernel(reason)) => {
-            println!("skipped: {reason}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    api_support::swap_on(device, |builder| builder.delivery(Delivery::Inline))
 }
 
 fn swap() -> Option<Swap> {
     swap_on("mem,size=256M")
-}
-
-fn mixed(n: usize) -> u64 {
-    (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-fn fill(words: &mut [u64], seed: usize) {
-    for (n, page) in words.chunks_mut(512).enumerate() {
-        page[0] = mixed(seed + n);
-        page[page.len() - 1] = mixed(seed + n) ^ 1;
-    }
-}
-
-fn verify(words: &[u64], seed: usize) {
-    for (n, page) in words.chunks(512).enumerate() {
-        assert_eq!(page[0], mixed(seed + n), "page {n}");
-        assert_eq!(page[page.len() - 1], mixed(seed + n) ^ 1, "page {n}");
-    }
 }
 
 /// The address of a page that is out.

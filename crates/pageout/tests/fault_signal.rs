@@ -3,6 +3,9 @@
 //! The test is the engine's only server: one thread touches managed memory and waits, the test reads the fault
 //! and answers it in a handler of SIGUSR1.
 
+mod counting;
+
+use counting::{ALLOCATED, IN_HANDLER};
 use pageout::device::{Device, FileDevice};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
@@ -13,44 +16,10 @@ use pageout::space::{BLOCK, PAGE};
 use pageout::stats::Stats;
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::{Lessor, Place};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-
-/// Counts what is asked for and given back in the handler.
-struct Counting;
-
-thread_local! {
-    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
-}
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-
-fn count() {
-    if IN_HANDLER.with(Cell::get) {
-        CALLS.fetch_add(1, SeqCst);
-    }
-}
-
-// SAFETY: the system's allocator, with a counter beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 static ENGINE: AtomicPtr<Engine<Linux>> = AtomicPtr::new(std::ptr::null_mut());
 static SERVER: AtomicPtr<Server> = AtomicPtr::new(std::ptr::null_mut());
@@ -183,7 +152,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     // New memory: there is room below the limit.
     engine.budget.store(1 << 20, SeqCst);
     answered_in_handler(engine, write_all);
-    assert_eq!(CALLS.load(SeqCst), 0, "new memory");
+    assert_eq!(ALLOCATED.load(SeqCst), 0, "new memory");
 
     // From the device, by frames.
     engine.space.spares.refill();
@@ -193,7 +162,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     engine.budget.store(0, SeqCst);
     assert!(answered_in_handler(engine, all_there));
     assert!(counters("pswpin") > 500);
-    assert_eq!(CALLS.load(SeqCst), 0, "from the device");
+    assert_eq!(ALLOCATED.load(SeqCst), 0, "from the device");
 
     // Zeros by frames that others left, and from the device when there is no frame: the fault lets pages leave itself.
     let other = map(PAGES * PAGE);
@@ -212,5 +181,5 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     assert!(counters("allocstall") > 0);
     println!("{} faults, {} stalls", ANSWERED.load(SeqCst), counters("allocstall"));
     // Clusters of the device that were never used before have their tables from those kept ready.
-    assert_eq!(CALLS.load(SeqCst), 0, "direct reclaim");
+    assert_eq!(ALLOCATED.load(SeqCst), 0, "direct reclaim");
 }

@@ -116,8 +116,8 @@ impl Slots {
                 None => break,
             }
         }
-        refill(&self.spares.trunks, TRUNKS, Trunk::new);
-        refill(&self.spares.chunks, CHUNKS, new_chunk);
+        self.spares.trunks.fill_up(TRUNKS, Trunk::new);
+        self.spares.chunks.fill_up(CHUNKS, new_chunk);
     }
 }
 
@@ -125,15 +125,5 @@ fn or_new<T>(spare: Option<One<T>>, memory: Memory, make: fn() -> Option<One<T>>
     match memory {
         Memory::Asked => spare.or_else(make),
         Memory::AtHand => spare,
-    }
-}
-
-fn refill<T>(spares: &Lock<Vec<One<T>>>, most: usize, make: impl Fn() -> Option<One<T>>) {
-    while spares.lock().len() < most {
-        let Some(made) = make() else { return };
-        let mut spares = spares.lock();
-        if spares.len() < most {
-            spares.push(made);
-        }
     }
 }

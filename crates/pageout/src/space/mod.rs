@@ -264,20 +264,9 @@ impl Spares {
 
     /// Makes what was used up. From a thread that may allocate; no lock held.
     pub fn refill(&self) {
-        refill(&self.units, SPARE_UNITS, Unit::new);
-        refill(&self.blocks, SPARE_BLOCKS, Block::new);
-        refill(&self.leaves, SPARE_LEAVES, Leaf::new);
-    }
-}
-
-fn refill<T>(spares: &Lock<Vec<Box<T>>>, most: usize, make: impl Fn() -> T) {
-    while spares.lock().len() < most {
-        let spare = Box::new(make());
-        let mut spares = spares.lock();
-        // Never beyond the capacity: nothing is allocated under the lock.
-        if spares.len() < most {
-            spares.push(spare);
-        }
+        self.units.fill_up(SPARE_UNITS, || Some(Box::new(Unit::new())));
+        self.blocks.fill_up(SPARE_BLOCKS, || Some(Box::new(Block::new())));
+        self.leaves.fill_up(SPARE_LEAVES, || Some(Box::new(Leaf::new())));
     }
 }
 
