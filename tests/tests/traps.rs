@@ -42,7 +42,8 @@ fn main() -> ExitCode {
         .collect();
     trials.extend([
         beside_others("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
-        beside_others("huge-whole".into(), || settings.huge_whole()),
+        beside_others("huge-whole".into(), || settings.huge_whole("huge")),
+        beside_others("huge-whole-unasked".into(), || settings.huge_whole("huge-unasked")),
         beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("run-killed".into(), || settings.run_killed()),
@@ -203,11 +204,10 @@ impl Settings {
         }
     }
 
-    /// Huge pages that are walked through, again and again, in a quarter of their memory: they leave whole and come
-    /// back whole.
-    fn huge_whole(&self) -> Result<(), Failed> {
+    /// Memory that a trap walks through, again and again, in a quarter of it: huge pages leave whole and come back whole.
+    fn huge_whole(&self, trap: &str) -> Result<(), Failed> {
         let size = self.size.max(256 << 20);
-        let run = self.under_pageout(size / 4, &self.arguments("huge", size))?;
+        let run = self.under_pageout(size / 4, &self.arguments(trap, size))?;
         let done = self.finish(run.command, Vec::new())?;
         if done.code() != 0 {
             return Err(format!("ended with {}: {}{}", done.code(), done.stdout, done.stderr).into());
@@ -215,11 +215,11 @@ impl Settings {
         let [out, whole, fallback, pages] =
             counters(&run.stats, ["thp_swpout", "thp_swpin", "thp_swpin_fallback", "pswpin"])?;
         if out == 0 {
-            eprintln!("huge-whole: skipped: this kernel gives no huge pages");
+            eprintln!("{trap}: skipped: this kernel gives no huge pages");
             return Ok(());
         }
         let found = format!("{whole} huge pages came back whole, {fallback} in pieces; {pages} pages in all");
-        eprintln!("huge-whole: {found}");
+        eprintln!("{trap}: {found}");
         if whole < 10 * fallback || 512 * whole < pages / 10 * 9 {
             return Err(found.into());
         }

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
-use pageout::kernel::{Kernel, Linux};
+use pageout::kernel::{HugePages, Kernel, Linux};
 use pageout::reclaim::Round;
 use pageout::space::discover::{Area, Walk};
 use pageout::space::{BLOCK, PAGE};
@@ -420,7 +420,7 @@ impl Life {
                 3 => Swapin::Never,
                 _ => Swapin::Auto,
             },
-            huge: self.settings.max_order >= 9 && huge_pages_allowed(),
+            huge: self.settings.max_order >= 9 && HugePages::now() != HugePages::Never,
             zeros,
         };
         let place = Place::new(64, [], Box::new(self.link));
@@ -654,15 +654,6 @@ impl Maps {
             kept = filled - start;
         }
     }
-}
-
-/// The administrator's word: under `never` no huge page is made.
-fn huge_pages_allowed() -> bool {
-    let path = c"/sys/kernel/mm/transparent_hugepage/enabled";
-    let mut text = [0u8; 64];
-    rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
-        .and_then(|file| rustix::io::read(file, &mut text))
-        .is_ok_and(|n| !text[..n].windows(7).any(|word| word == b"[never]"))
 }
 
 /// The thread that answers faults.

@@ -118,12 +118,9 @@ fn huge_pages(findings: &mut Findings) {
     let what = "huge pages";
     let modes = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     match chosen(&modes) {
-        Some("always") => findings.good(what, "always: large memory goes and comes in pieces of 2M"),
-        Some("madvise") => findings.weak(
-            what,
-            "madvise: programs that do not ask for huge pages swap in smaller pieces",
-            "as root: echo always > /sys/kernel/mm/transparent_hugepage/enabled",
-        ),
+        Some(mode @ ("always" | "madvise")) => {
+            findings.good(what, format!("{mode}: large memory goes and comes in pieces of 2M"))
+        }
         Some("never") => findings.weak(
             what,
             "never: all swapping is in small pieces",

@@ -7,7 +7,7 @@ use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
-use crate::reclaim::policy::{Policy, FIRST};
+use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -147,8 +147,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) request_ns: AtomicU64,
     /// How much a fault brings in.
     pub(crate) orders: Lock<Orders>,
-    /// The thread whose fault was answered last.
-    pub(crate) last_thread: AtomicU32,
+    /// The thread whose fault was answered last, and how many of its faults came before that one in a row.
+    pub(crate) in_a_row: AtomicU64,
     pub(crate) evictions: AtomicU32,
     /// What the checksums are made with.
     pub key: Key,
@@ -196,7 +196,7 @@ impl<K: Kernel> Engine<K> {
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),
-            last_thread: AtomicU32::new(0),
+            in_a_row: AtomicU64::new(0),
             evictions: AtomicU32::new(FIRST),
             key: Key::random(),
             streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
@@ -378,11 +378,11 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn used(&self, block: &mut BlockState, block_start: usize, pages: Range<usize>, asked: bool) {
         let now = self.evictions.load(Relaxed);
         for first in (pages.start & !(UNIT_PAGES - 1)..pages.end).step_by(UNIT_PAGES) {
-            let number = ((block_start + first * PAGE) / UNIT) as u32;
+            let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, block.huge);
             let Some(unit) = block.unit_mut(first) else { continue };
             let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES));
             let before = unit.usage;
-            let soon = self.policy.lock().used(number, &mut unit.usage, now, came, asked);
+            let soon = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);
             if !before.queued && before.evicted_at != 0 {
                 Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
                 if soon {

@@ -23,6 +23,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mappings", "5,000 mappings with gaps", mappings),
     Trap::new("kernel-touched", "memory that only the kernel has touched", kernel_touched),
     Trap::new("huge", "huge pages, three times", huge),
+    Trap::new("huge-unasked", "the same where nobody asked for them", huge_unasked),
+    Trap::new("huge-forbidden", "the same where they are forbidden", huge_forbidden),
     Trap::new("huge-parts", "huge pages of which parts are unmapped, protected, dropped", huge_parts),
     Trap::new("let-go", "says when its memory is written and when it is unmapped, then rests", let_go)
         .helper(),
@@ -303,7 +305,31 @@ fn huge_field(ctx: &Ctx, len: usize) -> Result<Span, Stop> {
 }
 
 fn huge(ctx: &Ctx) -> Outcome {
-    let field = huge_field(ctx, ctx.size)?;
+    thrice(huge_field(ctx, ctx.size)?)
+}
+
+fn huge_unasked(ctx: &Ctx) -> Outcome {
+    thrice(sys::map_aligned(ctx.size / BLOCK * BLOCK, BLOCK)?)
+}
+
+fn huge_forbidden(ctx: &Ctx) -> Outcome {
+    let field = sys::map_aligned(ctx.size / BLOCK * BLOCK, BLOCK)?;
+    sys::advise(field, libc::MADV_NOHUGEPAGE)?;
+    thrice(field)?;
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    // From the line of the field's mapping on.
+    let (_, mapping) = maps.split_once(&format!("{:x}-", field.start)).unwrap_or_default();
+    let value = |name: &str| mapping.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim();
+    let (flags, huge) = (value("VmFlags:"), value("AnonHugePages:"));
+    ensure!(
+        flags.contains(" nh") && !flags.contains(" hg"),
+        "huge pages are not forbidden any more: {flags}"
+    );
+    ensure!(huge == "0 kB", "huge pages where they are forbidden: {huge}");
+    Ok(())
+}
+
+fn thrice(field: Span) -> Outcome {
     for generation in 1..=3 {
         field.fill(generation);
         field.check(generation)?;

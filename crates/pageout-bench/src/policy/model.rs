@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use pageout::fault::order::Orders;
-use pageout::reclaim::policy::{Policy, FIRST};
+use pageout::reclaim::policy::{Policy, Turn, FIRST};
 use pageout::space::{Usage, BLOCK_PAGES, UNIT_PAGES};
 
 use super::trace::Access;
@@ -108,7 +108,7 @@ impl Model {
     }
 
     fn used(&mut self, unit: usize, pages: u16, asked: bool) {
-        self.policy.used(unit as u32, &mut self.usages[unit], self.evictions, pages, asked);
+        self.policy.used(Turn::new(unit as u32, false), &mut self.usages[unit], self.evictions, pages, asked);
     }
 
     /// A bit for each page of a unit that is in `state`.
@@ -204,7 +204,7 @@ impl Model {
         while self.resident > goal {
             let candidate = self.policy.candidate().expect("something to evict");
             self.looks += 1;
-            let unit = candidate as usize;
+            let unit = candidate.unit() as usize;
             let resident = self.pages_of(unit, Page::Resident);
             let leave = self.policy.judge(candidate, &self.usages[unit], resident);
             if leave != 0 {
@@ -226,7 +226,7 @@ impl Model {
         if self.pages_of(unit, Page::Resident) == 0 {
             self.usages[unit].queued = false;
         } else {
-            self.policy.keep(unit as u32);
+            self.policy.keep(Turn::new(unit as u32, false));
         }
     }
 }

@@ -24,7 +24,7 @@ use super::{Bytes, Error};
 use crate::engine::{Config, Engine, Swapin};
 use crate::fault::Server;
 use crate::frame::{Frames, CHUNK};
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::{HugePages, Kernel, Linux};
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
@@ -199,7 +199,7 @@ impl Host {
             limit_pages: limit_pages as i64,
             max_order: plan.max_order,
             swapin: plan.swapin,
-            huge: plan.max_order >= 9 && huge_pages_allowed(),
+            huge: plan.max_order >= 9 && HugePages::now() != HugePages::Never,
             zeros: zeros.start(),
         };
         let trunks = Box::new(Trunks::of(&devices));
@@ -364,10 +364,4 @@ pub(super) fn block_signals() -> libc::sigset_t {
 pub(super) fn restore_signals(mask: &libc::sigset_t) {
     // SAFETY: a mask that the call above gave.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, core::ptr::null_mut()) };
-}
-
-/// The administrator's word: under `never` no huge page is made.
-fn huge_pages_allowed() -> bool {
-    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
-        .is_ok_and(|text| !text.contains("[never]"))
 }

@@ -113,6 +113,10 @@ impl Kernel for Managed {
         self.linux.is_registered(start, end)
     }
 
+    fn prefer_huge(&self, at: usize) {
+        self.linux.prefer_huge(at);
+    }
+
     fn wait_event(&self, timeout_ns: u64) -> bool {
         self.linux.wait_event(timeout_ns)
     }

@@ -85,6 +85,10 @@ const SETTLED: u32 = 256;
 /// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
 const PATIENCE: u32 = 8;
 
+/// A thread that took so many faults in a row is the only one. Of two that fault at random every second fault follows one
+/// of the same thread.
+const ALONE: u32 = 16;
+
 /// The order of a unit: the largest but for streams.
 const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
 
@@ -150,7 +154,7 @@ impl Server {
         };
         // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
         // once would only be crowded together. One that takes much at a time has work for two CPUs.
-        let alone = engine.last_thread.swap(fault.thread, Relaxed) == fault.thread
+        let alone = engine.is_alone(fault.thread)
             && leader.is_some()
             && engine.last_order(fault.thread) <= UNIT_ORDER;
         engine.helps_itself.store(alone, Relaxed);
@@ -391,6 +395,15 @@ impl Default for Server {
 }
 
 impl<K: Kernel> Engine<K> {
+    /// Is a thread, whose fault was read, the only one that faults? Asked by the leader for each fault.
+    fn is_alone(&self, thread: u32) -> bool {
+        let before = self.in_a_row.load(Relaxed);
+        let (last, n) = (before >> 32, before as u32);
+        let n = if last == thread as u64 { n.saturating_add(1) } else { 0 };
+        self.in_a_row.store((thread as u64) << 32 | n as u64, Relaxed);
+        n >= ALONE
+    }
+
     /// Answers the device faster than another server could be called?
     pub(crate) fn is_quick(&self) -> bool {
         self.device_ns.load(Relaxed) <= QUICK_NS

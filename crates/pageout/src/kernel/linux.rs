@@ -24,9 +24,36 @@ pub struct Linux {
     identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
     home: Place,
+    huge_pages: HugePages,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
+}
+
+/// The administrator's word about huge pages: /sys/kernel/mm/transparent_hugepage/enabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePages {
+    /// Nobody gets any.
+    Never,
+    /// `madvise`: where they were asked for.
+    Asked,
+    /// Everywhere but where they were forbidden.
+    Always,
+}
+
+impl HugePages {
+    /// What holds now; without the file there are none.
+    pub fn now() -> Self {
+        let mut text = [0u8; 64];
+        let read = open(c"/sys/kernel/mm/transparent_hugepage/enabled", OFlags::RDONLY, Mode::empty())
+            .and_then(|file| pread(&file, &mut text, 0));
+        let chosen = text[..read.unwrap_or(0)].split(|byte| *byte == b'[').nth(1).unwrap_or(b"never");
+        match chosen[0] {
+            b'a' => Self::Always,
+            b'm' => Self::Asked,
+            _ => Self::Never,
+        }
+    }
 }
 
 /// Why the kernel cannot carry the engine.
@@ -111,6 +138,39 @@ pub struct Statm {
 /// Runs that one PAGEMAP_SCAN returns at most.
 const SCAN_RUNS: usize = 64;
 
+/// `struct procmap_query` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct MapQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    rest: [u64; 8],
+}
+
+/// PROCMAP_QUERY: `_IOWR('f', 17, struct procmap_query)`.
+struct Query<'a>(&'a mut MapQuery);
+
+// SAFETY: the opcode belongs to procmap_query, which asks for neither name nor build id.
+unsafe impl rustix::ioctl::Ioctl for Query<'_> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+    fn opcode(&self) -> rustix::ioctl::Opcode {
+        0xC068_6611
+    }
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        (self.0 as *mut MapQuery).cast()
+    }
+    unsafe fn output_from_ptr(
+        _: rustix::ioctl::IoctlOutput,
+        _: *mut core::ffi::c_void,
+    ) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// PAGEMAP_SCAN: `_IOWR('f', 16, struct pm_scan_arg)`.
 struct Scan<'a>(&'a mut ScanArg);
 
@@ -181,6 +241,7 @@ impl Linux {
             pagemap,
             statm: open_proc("statm", c"/proc/self/statm")?,
             home: sched_getaffinity(None).unwrap_or_default(),
+            huge_pages: HugePages::now(),
             probe: 0,
         })
     }
@@ -208,6 +269,16 @@ impl Linux {
     /// Ends fault delivery for frames: unmapping them raises no event then, for which nobody might be left to read it.
     pub fn unregister(&self, start: usize, len: usize) {
         let _ = self.uffd.unregister(start, len);
+    }
+
+    /// The mapping around an address; not before Linux 6.11.
+    fn mapping(&self, at: usize) -> Option<(usize, usize)> {
+        let maps = open_proc("maps", c"/proc/self/maps").ok()?;
+        let mut query =
+            MapQuery { size: size_of::<MapQuery>() as u64, address: at as u64, ..MapQuery::default() };
+        // SAFETY: see Query.
+        unsafe { rustix::ioctl::ioctl(&maps, Query(&mut query)) }.ok()?;
+        Some((query.start as usize, query.end as usize))
     }
 
     /// Linux 6.18 can move pages and then answer EEXIST, or fewer than it moved: when it has to try again inside (a
@@ -335,6 +406,17 @@ impl Kernel for Linux {
             Err(Errno::NOENT) if !self.event_pending() => Some(false),
             _ => None,
         }
+    }
+
+    fn prefer_huge(&self, at: usize) {
+        if self.huge_pages != HugePages::Asked {
+            return;
+        }
+        // Not beyond the mapping: in the next one they may be forbidden.
+        let (start, end) = self.mapping(at).unwrap_or((at, at + HUGE));
+        // SAFETY: changes nothing in memory. What is missing in registered memory is asked of the engine: the kernel
+        // gives no huge page of its own.
+        let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
     }
 
     fn wait_event(&self, timeout_ns: u64) -> bool {

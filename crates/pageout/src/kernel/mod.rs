@@ -7,7 +7,7 @@
 mod linux;
 #[cfg(any(test, feature = "simulated", loom, shuttle))]
 pub mod sim;
-pub use linux::{pages_of, Linux, LinuxError, Statm};
+pub use linux::{pages_of, HugePages, Linux, LinuxError, Statm};
 pub use pageout_uffd::Partial;
 use rustix::io::Errno;
 
@@ -130,6 +130,9 @@ pub trait Kernel: Send + Sync {
     /// Is all of a range in one mapping for which faults are delivered? `None`: a mapping is changing just now, and
     /// its event not read. Changes nothing. Events lock held exclusively.
     fn is_registered(&self, start: usize, end: usize) -> Option<bool>;
+
+    /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
+    fn prefer_huge(&self, _at: usize) {}
 
     /// Waits until an event can be read, at most `timeout_ns`. No lock held.
     fn wait_event(&self, timeout_ns: u64) -> bool;

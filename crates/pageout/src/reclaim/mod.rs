@@ -12,7 +12,7 @@
 mod hold;
 pub mod policy;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Swapin};
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
@@ -182,6 +182,9 @@ impl<K: Kernel> Engine<K> {
             return;
         }
         Stats::add(&self.stats.thp_collapse_alloc, 1);
+        if self.config.swapin != Swapin::Madvise {
+            self.kernel.prefer_huge(start);
+        }
         let _regions = self.events.read();
         let Some(block) = self.space.block(start) else { return };
         let mut block = block.lock();

@@ -11,6 +11,8 @@
 //! main queue too: it is as good as what comes after. What a stream brings in is no sign of use: one block in four that
 //! comes back soon goes to the main queue, so that a loop may settle and one scan cannot.
 //!
+//! A huge page waits as one and counts as all of its units, in the queues as on the clock of evictions.
+//!
 //! Sees unit numbers, [`Usage`] and bits for pages. Its lock is a leaf.
 
 use crate::space::{Usage, BLOCK_UNITS};
@@ -48,15 +50,73 @@ impl Usage {
     }
 }
 
+/// A unit in a queue, or the whole huge page that it stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn(u32);
+
+impl Turn {
+    /// In the number of a unit, which is below 2^31 as addresses are below 2^47.
+    const WHOLE: u32 = 1 << 31;
+
+    /// Of a unit, or of a huge page.
+    pub fn new(unit: u32, whole: bool) -> Self {
+        Self(unit | if whole { Self::WHOLE } else { 0 })
+    }
+
+    /// The unit, by its number.
+    pub fn unit(self) -> u32 {
+        self.0 & !Self::WHOLE
+    }
+
+    fn units(self) -> usize {
+        if self.0 & Self::WHOLE == 0 {
+            1
+        } else {
+            BLOCK_UNITS
+        }
+    }
+}
+
+/// In the order of their turns.
+#[derive(Default)]
+struct Queue {
+    turns: VecDeque<Turn>,
+    /// All of them together.
+    units: usize,
+}
+
+impl Queue {
+    fn push(&mut self, turn: Turn) {
+        self.units += turn.units();
+        self.turns.push_back(turn);
+    }
+
+    fn push_first(&mut self, turn: Turn) {
+        self.units += turn.units();
+        self.turns.push_front(turn);
+    }
+
+    fn pop(&mut self) -> Option<Turn> {
+        let turn = self.turns.pop_front()?;
+        self.units -= turn.units();
+        Some(turn)
+    }
+
+    fn append(&mut self, other: &mut Self) {
+        self.units += core::mem::take(&mut other.units);
+        self.turns.append(&mut other.turns);
+    }
+}
+
 /// The queues.
 #[derive(Default)]
 pub struct Policy {
-    trial: VecDeque<u32>,
-    main: VecDeque<u32>,
+    trial: Queue,
+    main: Queue,
     /// Units that could not leave (pinned, read-only, locked); not offered until [`Policy::unpark`].
-    parked: VecDeque<u32>,
-    /// Units whose turn it is, passed over until [`Policy::rejoin`].
-    passed: VecDeque<u32>,
+    parked: Queue,
+    /// Units whose turn it is, passed over until [`Policy::rejoin`]; the last first.
+    passed: Queue,
     /// The last candidate came from the trial queue.
     on_trial: bool,
     /// Units of streams that came back soon.
@@ -69,7 +129,8 @@ pub struct Policy {
 impl Policy {
     /// Makes room ahead. From a thread that may allocate.
     pub fn reserve(&mut self) {
-        for queue in [&mut self.trial, &mut self.main, &mut self.parked, &mut self.passed] {
+        let queues = [&mut self.trial, &mut self.main, &mut self.parked, &mut self.passed];
+        for queue in queues.map(|queue| &mut queue.turns) {
             let spare = SPARE.max(queue.len() / 2);
             if queue.capacity() - queue.len() < SPARE {
                 queue.reserve(spare);
@@ -80,17 +141,22 @@ impl Policy {
     /// Can some dozens of units enter or change queues without memory being asked for?
     pub fn has_room(&self) -> bool {
         let queues = [&self.trial, &self.main, &self.parked, &self.passed];
-        queues.iter().all(|queue| queue.capacity() - queue.len() >= SPARE / 16)
+        queues.iter().all(|queue| queue.turns.capacity() - queue.turns.len() >= SPARE / 16)
+    }
+
+    /// How often something can be offered before all was.
+    pub fn turns(&self) -> usize {
+        self.trial.turns.len() + self.main.turns.len()
     }
 
     /// Units that can be offered.
     pub fn len(&self) -> usize {
-        self.trial.len() + self.main.len()
+        self.trial.units + self.main.units
     }
 
     /// Units that could not leave when they were last tried.
     pub fn parked(&self) -> usize {
-        self.parked.len()
+        self.parked.units
     }
 
     /// Nothing can be offered.
@@ -101,12 +167,14 @@ impl Policy {
     /// All units, parked ones too; for tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn queued(&self) -> impl Iterator<Item = u32> + '_ {
-        self.trial.iter().chain(&self.main).chain(&self.parked).chain(&self.passed).copied()
+        [&self.trial, &self.main, &self.parked, &self.passed]
+            .into_iter()
+            .flat_map(|queue| queue.turns.iter().map(|turn| turn.unit()))
     }
 
     /// Pages of a unit came in or were found, a bit for each; `asked`: by a fault, and not as part of a stream. `now`:
     /// the clock of evictions. True if the unit came back so soon that it counts as part of the working set.
-    pub fn used(&mut self, unit: u32, usage: &mut Usage, now: u32, pages: u16, asked: bool) -> bool {
+    pub fn used(&mut self, turn: Turn, usage: &mut Usage, now: u32, pages: u16, asked: bool) -> bool {
         let away = now.wrapping_sub(usage.evicted_at) as usize;
         let soon = usage.evicted_at != 0 && away < SOON * self.len();
         if asked {
@@ -119,7 +187,7 @@ impl Policy {
             return false;
         }
         let settles = now == FIRST || soon && (asked || self.settles());
-        if settles { &mut self.main } else { &mut self.trial }.push_back(unit);
+        if settles { &mut self.main } else { &mut self.trial }.push(turn);
         soon
     }
 
@@ -131,18 +199,18 @@ impl Policy {
 
     /// The next to look at. Its caller asks [`Policy::judge`] under the unit's lock and, if it leaves or
     /// turns out to be gone, takes `queued` away.
-    pub fn candidate(&mut self) -> Option<u32> {
+    pub fn candidate(&mut self) -> Option<Turn> {
         let windows = if self.len() >= 3 * WINDOWS { WINDOWS } else { self.len() / 10 };
         let room = windows.max(self.len() / TRIAL);
-        self.on_trial = self.trial.len() > room || self.main.is_empty();
-        if self.on_trial { &mut self.trial } else { &mut self.main }.pop_front()
+        self.on_trial = self.trial.units > room || self.main.turns.is_empty();
+        if self.on_trial { &mut self.trial } else { &mut self.main }.pop()
     }
 
     /// Decides which of a candidate's pages leave. None: it was queued again.
-    pub fn judge(&mut self, unit: u32, usage: &Usage, resident: u16) -> u16 {
+    pub fn judge(&mut self, turn: Turn, usage: &Usage, resident: u16) -> u16 {
         if usage.sampled && self.on_trial {
             // Watched for longer than a trial lasts.
-            self.main.push_back(unit);
+            self.main.push(turn);
             return 0;
         }
         let [low, high] = usage.heat;
@@ -157,7 +225,7 @@ impl Policy {
             };
         self.in_vain += 1;
         if leave == 0 {
-            self.main.push_back(unit);
+            self.main.push(turn);
         } else {
             self.in_vain = 0;
         }
@@ -170,25 +238,25 @@ impl Policy {
     }
 
     /// A unit, or some of its pages, did not leave this time: it goes to the end of the main queue.
-    pub fn keep(&mut self, unit: u32) {
-        self.main.push_back(unit);
+    pub fn keep(&mut self, turn: Turn) {
+        self.main.push(turn);
     }
 
     /// It is a unit's turn, but it is not what is looked for: the next are offered until [`Policy::rejoin`].
-    pub fn pass(&mut self, unit: u32) {
-        self.passed.push_back(unit);
+    pub fn pass(&mut self, turn: Turn) {
+        self.passed.push_first(turn);
     }
 
     /// Units that were passed over are the first again, in their order.
     pub fn rejoin(&mut self) {
-        while let Some(unit) = self.passed.pop_back() {
-            self.trial.push_front(unit);
+        while let Some(turn) = self.passed.pop() {
+            self.trial.push_first(turn);
         }
     }
 
     /// A unit cannot leave: it is not offered for a while, so that reclaim does not try it again and again.
-    pub fn park(&mut self, unit: u32) {
-        self.parked.push_back(unit);
+    pub fn park(&mut self, turn: Turn) {
+        self.parked.push(turn);
     }
 
     /// Offers parked units again.
@@ -224,7 +292,7 @@ mod tests {
             }
             while self.resident >= room {
                 let candidate = self.policy.candidate().unwrap();
-                let (usage, there) = self.usages.get_mut(&candidate).unwrap();
+                let (usage, there) = self.usages.get_mut(&candidate.unit()).unwrap();
                 if self.policy.judge(candidate, usage, 1) != 0 {
                     (usage.queued, usage.left, usage.evicted_at, *there) = (false, 1, self.now, false);
                     self.now += 1;
@@ -232,7 +300,7 @@ mod tests {
                 }
             }
             let (usage, there) = self.usages.get_mut(&unit).unwrap();
-            self.policy.used(unit, usage, self.now, 1, !streamed);
+            self.policy.used(Turn::new(unit, false), usage, self.now, 1, !streamed);
             *there = true;
             self.resident += 1;
             false
@@ -288,7 +356,7 @@ mod tests {
         usage.heat = [0xff00, 0xff00];
         let mut stayed = 0;
         for _ in 0..1000 {
-            let leave = policy.judge(1, &usage, u16::MAX);
+            let leave = policy.judge(Turn::new(1, false), &usage, u16::MAX);
             assert_eq!(leave & 0xff, 0xff, "cold pages leave");
             stayed += (!leave).count_ones();
         }
@@ -299,14 +367,16 @@ mod tests {
     fn who_is_passed_over_is_first_again() {
         let mut policy = Policy::default();
         let mut usages = [Usage::default(); 4];
-        (0..4).for_each(|unit| _ = policy.used(unit, &mut usages[unit as usize], FIRST, 1, true));
+        (0..4).for_each(|unit| {
+            _ = policy.used(Turn::new(unit, false), &mut usages[unit as usize], FIRST, 1, true)
+        });
         for _ in 0..2 {
             let unit = policy.candidate().unwrap();
             policy.pass(unit);
         }
-        assert_eq!(policy.candidate(), Some(2));
+        assert_eq!(policy.candidate(), Some(Turn::new(2, false)));
         policy.rejoin();
-        let order: Vec<u32> = core::iter::from_fn(|| policy.candidate()).collect();
+        let order: Vec<u32> = core::iter::from_fn(|| Some(policy.candidate()?.unit())).collect();
         assert_eq!(order, [0, 1, 3]);
     }
 }

@@ -112,8 +112,8 @@ pub struct BlockState {
     /// page that came in would be split.
     pub table: bool,
     /// Huge pages that were split when they came in, though no small one was known. Once may be a page table from before
-    /// the block was known; twice, and it is where the kernel gives no huge pages by itself
-    /// (`transparent_hugepage/enabled` is `madvise` and the program did not ask): there each fault leaves one.
+    /// the block was known; twice, and it is where huge pages are forbidden (MADV_NOHUGEPAGE) or
+    /// not asked for (`--swapin madvise`): there each fault leaves one.
     pub splits: u8,
 }
 

@@ -15,8 +15,9 @@ use crate::flaw::{makes, Flaw};
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::page::Tag;
+use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -77,8 +78,10 @@ enum Left {
 /// Looks at each unit before it is said that nothing can go.
 const LOOKS: usize = 8;
 
-/// Huge pages that a fault passes over in search of small ones.
+/// Huge pages that a fault passes over in search of small ones, and the share of all memory that these may be (1 of
+/// this): behind them is what came in last.
 const MOST_PASSED: usize = 8;
+const PASSED_SHARE: usize = 8;
 
 /// Shared pages that are made the process's own at once. Each is a copy, which must leave before the next are made.
 const MOST_SHARED: usize = 64;
@@ -146,23 +149,28 @@ impl<K: Kernel> Engine<K> {
         out.busy.clear();
         let want = want.min(MOST);
         // Everything is looked at once, a few times where the dice or a shared page saved it.
-        let mut looks = LOOKS * self.policy.lock().len() + 1;
+        let (turns, units) = {
+            let policy = self.policy.lock();
+            (policy.turns(), policy.len())
+        };
+        let mut looks = LOOKS * turns + 1;
+        let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
-        while out.pages.len() < want && looks > 0 && passed < MOST_PASSED && out.busy.len() < MOST_SHARED {
+        while out.pages.len() < want && looks > 0 && passed < most_passed && out.busy.len() < MOST_SHARED {
             looks -= 1;
-            let Some(unit) = self.policy.lock().candidate() else { break };
-            match self.leave(out, unit as usize * UNIT, want) {
+            let Some(turn) = self.policy.lock().candidate() else { break };
+            match self.leave(out, turn.unit(), want) {
                 Left::Some => {}
                 Left::Passed => {
-                    self.policy.lock().pass(unit);
+                    self.policy.lock().pass(turn);
                     passed += 1;
                 }
                 Left::Shared => {
-                    self.policy.lock().pass(unit);
+                    self.policy.lock().pass(turn);
                     shared += 1;
                 }
                 Left::Pending | Left::NoRoom => {
-                    self.policy.lock().keep(unit);
+                    self.policy.lock().keep(turn);
                     break;
                 }
             }
@@ -180,7 +188,8 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Moves the resident pages of a unit, or of its whole huge block, into frames.
-    fn leave(&self, out: &mut Outgoing, unit_start: usize, want: usize) -> Left {
+    fn leave(&self, out: &mut Outgoing, number: u32, want: usize) -> Left {
+        let unit_start = number as usize * UNIT;
         let regions = self.events.read();
         if self.still.load(SeqCst) {
             return Left::Pending;
@@ -204,7 +213,6 @@ impl<K: Kernel> Engine<K> {
             block.unit_mut(first).expect("unit of a candidate").usage.queued = false;
             return Left::Some;
         }
-        let number = (unit_start / UNIT) as u32;
         let huge = block.huge;
         let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
@@ -212,7 +220,7 @@ impl<K: Kernel> Engine<K> {
         // What was un-shared to leave is a copy that takes memory: it goes without a throw.
         let leave = match unit.usage.unshared {
             true => pages,
-            false => self.policy.lock().judge(number, &unit.usage, pages),
+            false => self.policy.lock().judge(Turn::new(number, huge), &unit.usage, pages),
         };
         if leave == 0 {
             return Left::Some;
@@ -244,10 +252,10 @@ impl<K: Kernel> Engine<K> {
                 // Pinned, read-only or locked.
                 stay if stay & !leave == 0 => {
                     out.busy.truncate(busy_before);
-                    self.policy.lock().park(number)
+                    self.policy.lock().park(Turn::new(number, false))
                 }
                 // Some are hot.
-                _ => self.policy.lock().keep(number),
+                _ => self.policy.lock().keep(Turn::new(number, false)),
             }
             unit.usage.unshared = false;
             unit.usage.left = leave & !unit.resident();
@@ -340,21 +348,21 @@ impl<K: Kernel> Engine<K> {
         block_start: usize,
         first: usize,
     ) -> Option<Left> {
-        let number = ((block_start + first * PAGE) / UNIT) as u32;
+        let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, true);
         if !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
             block.is_split();
             self.requeue_units(block, block_start);
             return None;
         }
         let Some(huge) = self.frames.take_huge_hole() else {
-            self.policy.lock().keep(number);
+            self.policy.lock().keep(turn);
             return Some(Left::Some);
         };
         let moved = self.kernel.move_pages(self.frames.huge_address(huge), block_start, BLOCK, false);
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
         if done == 0 {
             self.frames.huge_emptied(huge);
-            self.policy.lock().keep(number);
+            self.policy.lock().keep(turn);
             if matches!(moved, Err(partial) if partial.errno == Errno::BUSY) {
                 out.was_busy(block_start);
             }
