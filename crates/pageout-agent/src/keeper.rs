@@ -330,7 +330,7 @@ impl Life {
             still = if resident == last { still + 1 } else { 0 };
             last = resident;
             let left = self.part.left(now, still);
-            let wanted = ((left + SLACK) / FASTEST).clamp(500_000, LONGEST_NAP);
+            let wanted = ((left + self.part.of_slack(SLACK)) / FASTEST).clamp(500_000, LONGEST_NAP);
             let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
             self.pause(if is_set { LONGEST_NAP } else { wanted });
         }
@@ -520,7 +520,7 @@ impl Life {
             last = resident;
             self.count_locks();
             keeper.settle_bequests();
-            let far = (self.part.left(seen, 0) + FOLLOW_SLACK) / FASTEST;
+            let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
             self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
         }
     }

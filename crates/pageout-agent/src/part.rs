@@ -59,7 +59,7 @@ impl Part {
             stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
             next_count: 0,
             soonest: 0,
-            view: View { others: 0, allowance: limit, smallest: smallest(limit, 1) },
+            view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1 },
         };
         part.counted.1 = part.faults();
         Ok(part)
@@ -85,6 +85,11 @@ impl Part {
     /// What the process may have in any case, in bytes.
     pub fn smallest(&self) -> u64 {
         self.view.smallest
+    }
+
+    /// What each process of the tree may grow between two looks, if all together may grow by so many bytes.
+    pub fn of_slack(&self, bytes: u64) -> u64 {
+        bytes / self.view.processes as u64
     }
 
     /// Counts what is shared, if it is time.

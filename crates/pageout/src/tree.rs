@@ -38,6 +38,8 @@ pub struct View {
     pub allowance: u64,
     /// See [`smallest`].
     pub smallest: u64,
+    /// Processes that may grow at the same time, itself among them.
+    pub processes: usize,
 }
 
 /// One process. All values are bytes.
@@ -140,7 +142,12 @@ impl Tree {
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
         let smallest = smallest(limit, count);
-        View { others, allowance: free.saturating_sub(leave).max(used.min(share)).max(smallest), smallest }
+        View {
+            others,
+            allowance: free.saturating_sub(leave).max(used.min(share)).max(smallest),
+            smallest,
+            processes: count.max(1),
+        }
     }
 }
 
