@@ -5,6 +5,7 @@
 //! |---|---|
 //! | pthread_create, thrd_create | the kernel writes to a thread's memory when it exits: see `exit` |
 //! | madvise, process_madvise | `MADV_FREE` would leave pages that raise no fault and no event; DONTNEED is allowed in its place. `MADV_GUARD_INSTALL` discards without an event; DONTNEED before it has one |
+//! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
 //! | fork, _Fork, daemon, forkpty, clone | see `fork` |
@@ -63,6 +64,11 @@ pub fn prepare_process() {
         next.get();
     }
 }
+
+/// Memory that the kernel populates without letting anybody else change mappings: bytes, a millisecond.
+const POPULATED: usize = 4 << 20;
+const POPULATE_READ: c_int = raw::MADV_POPULATE_READ as c_int;
+const POPULATE_WRITE: c_int = raw::MADV_POPULATE_WRITE as c_int;
 
 fn fail(errno: Errno) -> c_int {
     // SAFETY: libc's own thread-local.
@@ -158,11 +164,72 @@ pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argum
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let advised = |advice: c_int| {
-        // SAFETY: as the caller promises.
-        unsafe { sys::call(raw::__NR_madvise, address as usize, len, advice as usize, 0) }
+    let start = address as usize;
+    let piece = if matches!(advice, POPULATE_READ | POPULATE_WRITE) { POPULATED } else { usize::MAX };
+    let advised = |from: usize, len: usize| {
+        advise(advice, |advice| {
+            // SAFETY: as the caller promises.
+            unsafe { sys::call(raw::__NR_madvise, from, len, advice as usize, 0) }
+        })
     };
-    answer(advise(advice, advised)) as c_int
+    let Some(end) = start.checked_add(len).filter(|_| len > piece) else {
+        return answer(advised(start, len)) as c_int;
+    };
+    let mut pieces = (start..end).step_by(piece).map(|from| advised(from, piece.min(end - from)));
+    answer(pieces.find(Result::is_err).unwrap_or(Ok(0))) as c_int
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    len: usize,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    const POPULATE: c_int = raw::MAP_POPULATE as c_int;
+    const LEFT_ALONE: c_int = (raw::MAP_NONBLOCK | raw::MAP_LOCKED) as c_int;
+    const ANONYMOUS: c_int = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS) as c_int;
+    const LARGE: c_int = raw::MAP_HUGETLB as c_int;
+    let at_once = flags & (POPULATE | ANONYMOUS) != POPULATE | ANONYMOUS
+        || flags & (LEFT_ALONE | LARGE) != 0
+        || len <= POPULATED;
+    let flags = if at_once { flags } else { flags & !POPULATE };
+    let arguments = [address as usize, len, access as usize, flags as usize, fd as usize, offset as usize];
+    // SAFETY: as the caller promises.
+    let mapped = unsafe { sys::call6(raw::__NR_mmap, arguments) };
+    if let (Ok(start), false) = (mapped, at_once) {
+        let writes = access as u32 & raw::PROT_WRITE != 0;
+        // SAFETY: what was just mapped. That it could not be populated is nobody's to know.
+        unsafe {
+            let errno = *__errno_location();
+            madvise(start as *mut c_void, len, if writes { POPULATE_WRITE } else { POPULATE_READ });
+            *__errno_location() = errno;
+        }
+    }
+    answer(mapped) as *mut c_void
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    len: usize,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { mmap(address, len, access, flags, fd, offset) }
 }
 
 /// See the table of this module.

@@ -14,9 +14,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
             .args("--no-rand-seed --timeout")
             .arg(format!("{seconds}s"))
     });
-    // The larger of both is held against the limit. Together they map, fill and unmap memory as fast as two CPUs can, and
-    // had 80 to 182M in seven runs under 64M, and 230M in one: 38M more than the slack, which is to be mended.
-    vec![stress.needs(&["stress-ng"]).normalise(findings).limit(Limit::Fixed(limit)).parallel()]
+    vec![stress.needs(&["stress-ng"]).normalise(findings).limit(Limit::Fixed(limit)).parallel().together()]
 }
 
 /// The lines that report an error; everything else is process numbers, times and what was chosen.

@@ -7,7 +7,7 @@ use std::io::Write;
 
 pub const TRAPS: &[Trap] = &[Trap::new(
     "touch",
-    "[malloc|brk|mmap|huge|one|again]: says its pid and touches --size of new memory by --threads threads",
+    "[malloc|brk|mmap|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
     touch,
 )
 .helper()];
@@ -19,6 +19,14 @@ fn touch(ctx: &Ctx) -> Outcome {
         Some("brk") => |_| grow_break(64 << 10),
         Some("huge") => |_| huge(64 << 20),
         Some("one") => sys::map,
+        // Filled by one call: the one that maps it, then another.
+        Some("populate") => |each| {
+            let whole = sys::map_at(0, each, sys::RW, sys::ANON | libc::MAP_POPULATE)?;
+            sys::unmap(whole)?;
+            let whole = sys::map(each)?;
+            sys::advise(whole, libc::MADV_POPULATE_WRITE)?;
+            Ok(whole)
+        },
         Some("again") => |each| {
             let first = sys::map(each)?;
             words_of(first).for_each(|word| store(word, 1));
