@@ -1,8 +1,8 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
-use super::load::{together, Dice};
-use super::span::PAGE;
-use super::{ensure, sys, Ctx, Outcome, Trap};
+use super::load::{together, Churn, Dice};
+use super::span::{BLOCK, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
@@ -27,6 +27,9 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
+    Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
+    Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
+        .need_not_swap(),
 ];
 
 fn fork(ctx: &Ctx) -> Outcome {
@@ -351,4 +354,66 @@ fn fork_raw(ctx: &Ctx) -> Outcome {
     ballast.walk()?;
     sys::wait_for(child as libc::pid_t, 0)?;
     field.check(2)
+}
+
+/// A fork that libc knows nothing of. The child calls nothing that keeps state and leaves by `_exit`.
+#[cfg(target_arch = "x86_64")]
+fn fork_by_instruction(work: impl FnOnce() -> Outcome) -> Result<libc::pid_t, Stop> {
+    let result: i64;
+    // SAFETY: a plain fork; see above.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") libc::SYS_fork => result, out("rcx") _, out("r11") _);
+    }
+    ensure!(result >= 0, "fork: errno {}", -result);
+    if result == 0 {
+        sys::leave(work());
+    }
+    Ok(result as libc::pid_t)
+}
+
+/// Right, or refused: such a child may not run at all, but it never sees anything else than was there.
+fn fork_asm(ctx: &Ctx) -> Outcome {
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    field.fill(1);
+    let churn = Churn::start(ctx.half())?;
+    let mut dice = Dice::new(2);
+    let (mut right, mut refused) = (0, 0);
+    let deadline = ctx.deadline();
+    while right + refused < 20 || std::time::Instant::now() < deadline {
+        // Some of it is in memory, some is not, some is on its way.
+        let near = dice.roll(field.pages() - 16);
+        field.part(near * PAGE, 16 * PAGE).check(1)?;
+        std::thread::sleep(std::time::Duration::from_micros(dice.roll(3000) as u64));
+        let far = dice.roll(field.pages() - 64);
+        let child = fork_by_instruction(|| {
+            field.part(near * PAGE, 16 * PAGE).check(1)?;
+            field.part(far * PAGE, 64 * PAGE).check(1)
+        })?;
+        match sys::wait_status(child)? {
+            0 => right += 1,
+            status if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV => refused += 1,
+            status => return Err(Stop::Wrong(format!("a child ended with {status:#x}"))),
+        }
+        // What the gate let go for a child is kept again after it.
+        let child = sys::fork(|| field.part(far * PAGE, 64 * PAGE).check(1))?;
+        sys::wait_for(child, 0)?;
+    }
+    eprintln!("{right} children were right, {refused} refused");
+    churn.end()?;
+    field.check(1)
+}
+
+fn fork_asm_fits(ctx: &Ctx) -> Outcome {
+    let field = sys::map(ctx.size / 16)?;
+    for generation in 1..20 {
+        field.fill(generation);
+        let child = fork_by_instruction(|| {
+            field.check(generation)?;
+            field.fill(100);
+            field.check(100)
+        })?;
+        sys::wait_for(child, 0)?;
+        field.check(generation)?;
+    }
+    Ok(())
 }
