@@ -28,6 +28,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
+    Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
+        .may_log(),
     Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
         .need_not_swap(),
 ];
@@ -416,4 +418,45 @@ fn fork_asm_fits(ctx: &Ctx) -> Outcome {
         field.check(generation)?;
     }
     Ok(())
+}
+
+/// What is kept from the children of other forks is not kept from these, nor what lies there by then.
+fn fork_code(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    let at = sys::map(LEN)?;
+    let (stop, is_data) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let changer = scope.spawn(|| -> Outcome {
+            let mut dice = Dice::new(3);
+            let mut nap = || std::thread::sleep(std::time::Duration::from_micros(dice.roll(10_000) as u64));
+            let mut visibility = libc::MAP_SHARED;
+            while !stop.load(Ordering::Relaxed) {
+                sys::map_over(at, libc::PROT_READ | libc::PROT_EXEC, 0)?;
+                nap();
+                visibility ^= libc::MAP_SHARED ^ libc::MAP_PRIVATE;
+                sys::map_at(at.start, LEN, sys::RW, libc::MAP_ANONYMOUS | libc::MAP_FIXED | visibility)?;
+                at.fill(7);
+                is_data.store(true, Ordering::SeqCst);
+                nap();
+                is_data.store(false, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        let deadline = ctx.deadline();
+        let done = (|| {
+            while std::time::Instant::now() < deadline {
+                let child = sys::fork(|| {
+                    if is_data.load(Ordering::SeqCst) {
+                        at.check(7)?;
+                    }
+                    field.page(3).check(1)
+                })?;
+                sys::wait_for(child, 0)?;
+            }
+            ballast.walk()
+        })();
+        stop.store(true, Ordering::Relaxed);
+        done.and(changer.join().expect("the thread does not panic"))
+    })
 }
