@@ -36,6 +36,8 @@ pub struct Code {
     kept: bool,
     /// A hole of the engine's own, to move the telltale to.
     aside: Option<usize>,
+    /// It told.
+    forked: bool,
 }
 
 /// Is it code?
@@ -50,7 +52,7 @@ impl Code {
     /// These areas, which children get.
     pub fn new(areas: Vec<(usize, usize)>, kernel: &Linux) -> Self {
         let aside = memory::map(PAGE, PAGE).ok().filter(|aside| kernel.register(*aside, PAGE).is_ok());
-        Self { areas, kept: false, aside }
+        Self { areas, kept: false, aside, forked: false }
     }
 
     /// This is what there is now.
@@ -79,24 +81,25 @@ impl Code {
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
     }
 
-    /// From here on they do.
-    pub fn lend(&mut self) {
+    /// From here on they do. Events lock held.
+    pub fn lend(&mut self, kernel: &Linux) {
+        self.was_forked(kernel);
         self.kept = false;
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDoFork));
     }
 
-    /// Was there a fork that did not ask, and whose child had to do without? Perhaps not known yet. Events lock held
-    /// shared.
-    pub fn was_forked(&self, kernel: &Linux) -> bool {
-        let Some(aside) = self.aside.filter(|_| self.kept) else { return false };
-        match kernel.move_pages(aside, TELLTALE.0.get() as usize, PAGE, false) {
-            Ok(()) => {
-                let _ = kernel.drop_frames(aside, PAGE);
-                own_telltale();
-                false
+    /// Was there a fork that did not ask, and whose child had to do without? Perhaps not known yet. Events lock held.
+    pub fn was_forked(&mut self, kernel: &Linux) -> bool {
+        if let Some(aside) = self.aside.filter(|_| self.kept && !self.forked) {
+            match kernel.move_pages(aside, TELLTALE.0.get() as usize, PAGE, false) {
+                Ok(()) => {
+                    let _ = kernel.drop_frames(aside, PAGE);
+                    own_telltale();
+                }
+                Err(partial) => self.forked = partial.errno == Errno::BUSY,
             }
-            Err(partial) => partial.errno == Errno::BUSY,
         }
+        self.forked
     }
 }
 

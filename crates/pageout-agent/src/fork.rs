@@ -271,7 +271,8 @@ fn ask(what: u32) -> u32 {
 fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
     let home = keeper.engine.bring_home(server);
     if home {
-        keeper.code.lock().lend();
+        let _events = keeper.engine.events.read();
+        keeper.code.lock().lend(&keeper.engine.kernel);
     }
     home
 }
@@ -285,7 +286,7 @@ fn hand_over(keeper: &Keeper) -> bool {
         return false;
     };
     heir::TOKEN.store(token, Ordering::SeqCst);
-    keeper.code.lock().lend();
+    keeper.code.lock().lend(&keeper.engine.kernel);
     answer(BEQUEATHED);
     let end = heard_after(BEQUEATHED).unwrap_or(CLONED);
     keeper.code.lock().keep();

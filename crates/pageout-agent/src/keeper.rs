@@ -14,7 +14,7 @@ use crate::part::Part;
 use crate::{exit, fork, heir, memory, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
@@ -271,7 +271,6 @@ extern "C" fn keeper(_: usize) -> ! {
         scanned: (0, 0, 0),
         areas: Vec::with_capacity(256),
         code: Vec::with_capacity(256),
-        told_fork: false,
         evictor: 0,
         hurried: false,
         unmanaged: 0,
@@ -311,8 +310,6 @@ struct Life {
     areas: Vec<(usize, usize)>,
     /// What can be executed.
     code: Vec<(usize, usize)>,
-    /// The user was told of forks past libc.
-    told_fork: bool,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
     hurried: bool,
@@ -476,6 +473,8 @@ impl Life {
         }
         sys::go_before_all();
         if heir.is_some() {
+            // What it inherits is out already.
+            keeper.code.lock().keep();
             fork::inherited();
         }
         keeper
@@ -580,14 +579,15 @@ impl Life {
         }
     }
 
-    /// Says once why children of the program end.
-    fn tell_of_forks(&mut self, keeper: &Keeper) {
-        if self.told_fork {
+    /// Says why children of the program end, unless it or a parent of it has.
+    fn tell_of_forks(&self, keeper: &Keeper) {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if TOLD.load(Ordering::Relaxed) {
             return;
         }
         let _events = keeper.engine.events.read();
-        self.told_fork = keeper.code.lock().was_forked(&keeper.engine.kernel);
-        if self.told_fork {
+        if keeper.code.lock().was_forked(&keeper.engine.kernel) {
+            TOLD.store(true, Ordering::Relaxed);
             let line = format_args!(
                 "process {} forks past libc: what is swapped out would be zeros in such a child, so it ends with \
                  SIGSEGV at once",

@@ -373,6 +373,14 @@ fn fork_by_instruction(work: impl FnOnce() -> Outcome) -> Result<libc::pid_t, St
     Ok(result as libc::pid_t)
 }
 
+/// Was the child right? Else it was not let run at all.
+fn right_or_refused(child: libc::pid_t) -> Result<bool, Stop> {
+    let status = sys::wait_status(child)?;
+    let refused = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+    ensure!(status == 0 || refused, "a child ended with wait status {status:#x}");
+    Ok(!refused)
+}
+
 /// Right, or refused: such a child may not run at all, but it never sees anything else than was there.
 fn fork_asm(ctx: &Ctx) -> Outcome {
     let field = sys::map_aligned(ctx.half(), BLOCK)?;
@@ -391,13 +399,17 @@ fn fork_asm(ctx: &Ctx) -> Outcome {
             field.part(near * PAGE, 16 * PAGE).check(1)?;
             field.part(far * PAGE, 64 * PAGE).check(1)
         })?;
-        match sys::wait_status(child)? {
-            0 => right += 1,
-            status if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV => refused += 1,
-            status => return Err(Stop::Wrong(format!("a child ended with {status:#x}"))),
+        if right_or_refused(child)? {
+            right += 1;
+        } else {
+            refused += 1;
         }
-        // What the gate let go for a child is kept again after it.
-        let child = sys::fork(|| field.part(far * PAGE, 64 * PAGE).check(1))?;
+        // Others are as right as ever before and after; their children are no better off than they.
+        let child = sys::fork(|| {
+            let child = fork_by_instruction(|| field.part(far * PAGE, 64 * PAGE).check(1))?;
+            right_or_refused(child)?;
+            field.part(far * PAGE, 64 * PAGE).check(1)
+        })?;
         sys::wait_for(child, 0)?;
     }
     eprintln!("{right} children were right, {refused} refused");
