@@ -4,7 +4,8 @@
 //!
 //! Code, and not the memory that is out: it neither grows nor moves, so no mapping that the program is about to extend
 //! is split; it is little; and MADV_DONTFORK on memory stays what the program says. Not kept: anonymous memory that can
-//! be written to as well, which is like any other; and new code until the next look, milliseconds later.
+//! be written to as well, which is like any other; and new code until the next look, milliseconds later. A fork there
+//! is refused all the same, as soon as it returns to other code.
 //!
 //! For a fork that asks ([`crate::fork`]) the code is lent, for as long as the clone takes or nothing is out. Another
 //! thread that forks past libc in the midst of such a clone gets it too.
@@ -55,9 +56,9 @@ impl Code {
         Self { areas, kept: false, aside, forked: false }
     }
 
-    /// This is what there is now.
+    /// This is what there is now. Nothing: it could not be read.
     pub fn found(&mut self, areas: &[(usize, usize)]) {
-        if self.areas == areas {
+        if self.areas == areas || areas.is_empty() {
             return;
         }
         if self.kept {
@@ -88,7 +89,7 @@ impl Code {
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDoFork));
     }
 
-    /// Was there a fork that did not ask, and whose child had to do without? Perhaps not known yet. Events lock held.
+    /// Was there a fork that did not ask, and whose child had to do without, as far as is known? Events lock held.
     pub fn was_forked(&mut self, kernel: &Linux) -> bool {
         if let Some(aside) = self.aside.filter(|_| self.kept && !self.forked) {
             match kernel.move_pages(aside, TELLTALE.0.get() as usize, PAGE, false) {
