@@ -6,7 +6,7 @@
 //! all comes home; when that does not fit the limit, `fork` fails with ENOMEM.
 //!
 //! A thread that finds no engine announces its fork all the same: an engine that begins meanwhile lets nothing
-//! leave before that fork is through.
+//! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
 
 use crate::keeper::{self, Keeper};
 use crate::{dispatch, heir, memory, sys};
@@ -267,6 +267,16 @@ fn ask(what: u32) -> u32 {
     }
 }
 
+/// Brings everything home; then any fork is right until pages leave again. False: it does not fit.
+fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
+    let home = keeper.engine.bring_home(server);
+    if home {
+        let _events = keeper.engine.events.read();
+        keeper.code.lock().lend(&keeper.engine.kernel);
+    }
+    home
+}
+
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
 fn hand_over(keeper: &Keeper) -> bool {
     let Some((still, file)) = heir::bequeath(&keeper.engine) else { return false };
@@ -276,8 +286,10 @@ fn hand_over(keeper: &Keeper) -> bool {
         return false;
     };
     heir::TOKEN.store(token, Ordering::SeqCst);
+    keeper.code.lock().lend(&keeper.engine.kernel);
     answer(BEQUEATHED);
     let end = heard_after(BEQUEATHED).unwrap_or(CLONED);
+    keeper.code.lock().keep();
     drop(still);
     keeper.lent(token, file, end == CLONED);
     true
@@ -315,17 +327,18 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     while UNASKED.load(Ordering::SeqCst) != 0 {
         let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 });
     }
+    keeper.code.lock().keep();
     engine.stand_still(false);
     engine.kick();
     loop {
         match GATE.load(Ordering::Acquire) {
             ASKED => {
                 engine.stand_still(true);
-                let home = engine.out_pages() <= FEW && engine.bring_home(&mut server);
+                let home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
                 answer(if home { GRANTED } else { GRANTED_OUT });
             }
             HOME => {
-                let home = engine.bring_home(&mut server);
+                let home = bring_home(keeper, &mut server);
                 answer(if home { GRANTED } else { REFUSED });
             }
             BEQUEATH => {
@@ -338,6 +351,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
             }
             state => {
                 if state == FREE && engine.stands_still() {
+                    keeper.code.lock().keep();
                     engine.stand_still(false);
                     engine.kick();
                 }

@@ -7,13 +7,14 @@
 //! or executes another one.
 
 use crate::clock::Clock;
+use crate::code::{is_code, Code};
 use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::part::Part;
 use crate::{exit, fork, heir, memory, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
@@ -98,6 +99,8 @@ pub struct Keeper {
     pub(crate) link: &'static Link,
     /// What children of forks read from.
     bequests: Lock<Vec<heir::File>>,
+    /// What the child of a fork that does not ask has to do without. After the events lock.
+    pub(crate) code: Lock<Code>,
     /// Rings when a device is to be cleared.
     pub(crate) clearing: Bell,
 }
@@ -134,6 +137,7 @@ impl Keeper {
 }
 
 static BEQUEST_LOCKS: LockClass = LockClass::new();
+static CODE_LOCKS: LockClass = LockClass::new();
 
 /// The engine of this address space, if it works. Not the parent's, in the child of a fork.
 pub fn active() -> Option<&'static Keeper> {
@@ -266,6 +270,7 @@ extern "C" fn keeper(_: usize) -> ! {
         maps: Maps::new(),
         scanned: (0, 0, 0),
         areas: Vec::with_capacity(256),
+        code: Vec::with_capacity(256),
         evictor: 0,
         hurried: false,
         unmanaged: 0,
@@ -303,6 +308,8 @@ struct Life {
     /// again between two looks leaves the sizes as they were.
     scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
+    /// What can be executed.
+    code: Vec<(usize, usize)>,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
     hurried: bool,
@@ -366,6 +373,9 @@ impl Life {
             clock.hush();
         }
         if ended || sys::same_memory(program(), self.me) == Some(false) {
+            if let Some(keeper) = active() {
+                self.tell_of_forks(keeper);
+            }
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
             sys::exit_group(0)
@@ -385,7 +395,10 @@ impl Life {
         // the reader of events.
         let mut taking = heir::Taking::new();
         match &heir {
-            Some(file) => self.maps.read(c"/proc/self/smaps", |line| taking.step(line, file, &kernel)),
+            Some(file) => self.maps.read(c"/proc/self/smaps", |line| {
+                self.code.extend(Area::parse(line).filter(is_code).map(|area| (area.start, area.end)));
+                taking.step(line, file, &kernel);
+            }),
             None => {
                 self.find_areas();
                 let register =
@@ -431,8 +444,9 @@ impl Life {
             engine = engine.with_key(file.key());
         }
         let bequests = Lock::new(Vec::new(), &BEQUEST_LOCKS);
+        let code = Lock::new(Code::new(self.code.clone(), &engine.kernel), &CODE_LOCKS);
         let keeper: &'static Keeper =
-            Box::leak(Box::new(Keeper { engine, link: self.link, bequests, clearing: Bell::new() }));
+            Box::leak(Box::new(Keeper { engine, link: self.link, bequests, code, clearing: Bell::new() }));
         keeper.engine.adopt_registered(&taking.registered);
         if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
             give_up(format_args!(
@@ -459,6 +473,8 @@ impl Life {
         }
         sys::go_before_all();
         if heir.is_some() {
+            // What it inherits is out already.
+            keeper.code.lock().keep();
             fork::inherited();
         }
         keeper
@@ -485,6 +501,7 @@ impl Life {
             round += 1;
             if now >= next_count {
                 self.count_unmanaged(engine, resident);
+                self.tell_of_forks(keeper);
                 let counted = engine.kernel.now();
                 let over = (resident * PAGE) as u64 > allowance;
                 let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
@@ -562,6 +579,24 @@ impl Life {
         }
     }
 
+    /// Says why children of the program end, unless it or a parent of it has.
+    fn tell_of_forks(&self, keeper: &Keeper) {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if TOLD.load(Ordering::Relaxed) {
+            return;
+        }
+        let _events = keeper.engine.events.read();
+        if keeper.code.lock().was_forked(&keeper.engine.kernel) {
+            TOLD.store(true, Ordering::Relaxed);
+            let line = format_args!(
+                "process {} forks past libc: what is swapped out would be zeros in such a child, so it ends with \
+                 SIGSEGV at once",
+                program()
+            );
+            self.link.log(1, line);
+        }
+    }
+
     fn count_locks(&self) {
         use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
         use pageout::space::BLOCK_LOCKS;
@@ -588,9 +623,11 @@ impl Life {
             stack || end - start < SMALLEST_AREA || memory::is_own(start, end)
         };
         let mut walk = Walk::new();
-        let areas = &mut self.areas;
+        let (areas, code) = (&mut self.areas, &mut self.code);
+        code.clear();
         self.maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
+            code.extend(is_code(&area).then_some((area.start, area.end)));
             if !area.is_adoptable() && memory::is_reserved(area.start, area.end) {
                 return;
             }
@@ -602,6 +639,7 @@ impl Life {
     fn look_around(&mut self, keeper: &'static Keeper) {
         let engine = &keeper.engine;
         self.find_areas();
+        keeper.code.lock().found(&self.code);
         let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
         {
             let regions = engine.events.read();

@@ -22,12 +22,14 @@
 //! | fork | `fork` while pages are out: who may when |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
+//! | code | what a fork past libc does not get |
 //! | exit | what the kernel touches when a thread exits |
 //! | wrap | the functions of libc that are replaced |
 #![no_std]
 extern crate alloc;
 
 mod clock;
+mod code;
 mod devices;
 mod dispatch;
 mod exit;

@@ -1,8 +1,8 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
-use super::load::{together, Dice};
-use super::span::PAGE;
-use super::{ensure, sys, Ctx, Outcome, Trap};
+use super::load::{together, Churn, Dice};
+use super::span::{BLOCK, PAGE};
+use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
@@ -27,6 +27,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
+    Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
+    Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
+        .may_log(),
+    Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
+        .need_not_swap(),
 ];
 
 fn fork(ctx: &Ctx) -> Outcome {
@@ -351,4 +356,119 @@ fn fork_raw(ctx: &Ctx) -> Outcome {
     ballast.walk()?;
     sys::wait_for(child as libc::pid_t, 0)?;
     field.check(2)
+}
+
+/// A fork that libc knows nothing of. The child calls nothing that keeps state and leaves by `_exit`.
+#[cfg(target_arch = "x86_64")]
+fn fork_by_instruction(work: impl FnOnce() -> Outcome) -> Result<libc::pid_t, Stop> {
+    let result: i64;
+    // SAFETY: a plain fork; see above.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") libc::SYS_fork => result, out("rcx") _, out("r11") _);
+    }
+    ensure!(result >= 0, "fork: errno {}", -result);
+    if result == 0 {
+        sys::leave(work());
+    }
+    Ok(result as libc::pid_t)
+}
+
+/// Was the child right? Else it was not let run at all.
+fn right_or_refused(child: libc::pid_t) -> Result<bool, Stop> {
+    let status = sys::wait_status(child)?;
+    let refused = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+    ensure!(status == 0 || refused, "a child ended with wait status {status:#x}");
+    Ok(!refused)
+}
+
+/// Right, or refused: such a child may not run at all, but it never sees anything else than was there.
+fn fork_asm(ctx: &Ctx) -> Outcome {
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    field.fill(1);
+    let churn = Churn::start(ctx.half())?;
+    let mut dice = Dice::new(2);
+    let (mut right, mut refused) = (0, 0);
+    let deadline = ctx.deadline();
+    while right + refused < 20 || std::time::Instant::now() < deadline {
+        // Some of it is in memory, some is not, some is on its way.
+        let near = dice.roll(field.pages() - 16);
+        field.part(near * PAGE, 16 * PAGE).check(1)?;
+        std::thread::sleep(std::time::Duration::from_micros(dice.roll(3000) as u64));
+        let far = dice.roll(field.pages() - 64);
+        let child = fork_by_instruction(|| {
+            field.part(near * PAGE, 16 * PAGE).check(1)?;
+            field.part(far * PAGE, 64 * PAGE).check(1)
+        })?;
+        if right_or_refused(child)? {
+            right += 1;
+        } else {
+            refused += 1;
+        }
+        // Others are as right as ever before and after; their children are no better off than they.
+        let child = sys::fork(|| {
+            let child = fork_by_instruction(|| field.part(far * PAGE, 64 * PAGE).check(1))?;
+            right_or_refused(child)?;
+            field.part(far * PAGE, 64 * PAGE).check(1)
+        })?;
+        sys::wait_for(child, 0)?;
+    }
+    eprintln!("{right} children were right, {refused} refused");
+    churn.end()?;
+    field.check(1)
+}
+
+fn fork_asm_fits(ctx: &Ctx) -> Outcome {
+    let field = sys::map(ctx.size / 16)?;
+    for generation in 1..20 {
+        field.fill(generation);
+        let child = fork_by_instruction(|| {
+            field.check(generation)?;
+            field.fill(100);
+            field.check(100)
+        })?;
+        sys::wait_for(child, 0)?;
+        field.check(generation)?;
+    }
+    Ok(())
+}
+
+/// What is kept from the children of other forks is not kept from these, nor what lies there by then.
+fn fork_code(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    let at = sys::map(LEN)?;
+    let (stop, is_data) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let changer = scope.spawn(|| -> Outcome {
+            let mut dice = Dice::new(3);
+            let mut nap = || std::thread::sleep(std::time::Duration::from_micros(dice.roll(10_000) as u64));
+            let mut visibility = libc::MAP_SHARED;
+            while !stop.load(Ordering::Relaxed) {
+                sys::map_over(at, libc::PROT_READ | libc::PROT_EXEC, 0)?;
+                nap();
+                visibility ^= libc::MAP_SHARED ^ libc::MAP_PRIVATE;
+                sys::map_at(at.start, LEN, sys::RW, libc::MAP_ANONYMOUS | libc::MAP_FIXED | visibility)?;
+                at.fill(7);
+                is_data.store(true, Ordering::SeqCst);
+                nap();
+                is_data.store(false, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        let deadline = ctx.deadline();
+        let done = (|| {
+            while std::time::Instant::now() < deadline {
+                let child = sys::fork(|| {
+                    if is_data.load(Ordering::SeqCst) {
+                        at.check(7)?;
+                    }
+                    field.page(3).check(1)
+                })?;
+                sys::wait_for(child, 0)?;
+            }
+            ballast.walk()
+        })();
+        stop.store(true, Ordering::Relaxed);
+        done.and(changer.join().expect("the thread does not panic"))
+    })
 }

@@ -238,11 +238,17 @@ pub fn leave(outcome: Outcome) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Waits for the child, which must exit with `status`.
-pub fn wait_for(pid: pid_t, status: c_int) -> Outcome {
+/// Waits for the child and tells its wait status.
+pub fn wait_status(pid: pid_t) -> Result<c_int, Stop> {
     let mut raw = 0;
     // SAFETY: the integer takes the status.
     ret("waitpid", unsafe { libc::waitpid(pid, &mut raw, 0) })?;
+    Ok(raw)
+}
+
+/// Waits for the child, which must exit with `status`.
+pub fn wait_for(pid: pid_t, status: c_int) -> Outcome {
+    let raw = wait_status(pid)?;
     if !libc::WIFEXITED(raw) || libc::WEXITSTATUS(raw) != status {
         return Err(Stop::Wrong(format!("the child ended with wait status {raw:#x}, not exit {status}")));
     }

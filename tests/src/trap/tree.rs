@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("tree", "three programs that fill and check at the same time", tree),
@@ -192,9 +192,9 @@ fn torture(ctx: &Ctx) -> Outcome {
     let path = path.to_str().ok_or_else(|| Stop::Wrong("an odd TMPDIR".into()))?.to_owned();
     std::fs::write(&path, [0u8; PAGE])?;
     let board = Board::open(&path)?;
-    let deadline = Instant::now() + ctx.time;
+    let until = SystemTime::now() + ctx.time;
     let mut dice = Dice::new(seed);
-    while Instant::now() < deadline && !board.has_failed() {
+    while SystemTime::now() < until && !board.has_failed() {
         let victim = board.nodes()[dice.roll(NODES)].load(Ordering::SeqCst);
         if victim != 0 && dice.roll(16) == 0 {
             // SAFETY: one of ours.
@@ -204,9 +204,7 @@ fn torture(ctx: &Ctx) -> Outcome {
         let mut turn = seed;
         while board.living() < 3 {
             turn += 7919;
-            let left = deadline.saturating_duration_since(Instant::now());
-            let node =
-                Node { seed: turn, size: ctx.size / 8, path: path.clone(), until: Instant::now() + left };
+            let node = Node { seed: turn, size: ctx.size / 8, path: path.clone(), until };
             sys::fork(|| node.live())?;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -225,11 +223,11 @@ fn torture(ctx: &Ctx) -> Outcome {
 }
 
 fn torture_node(ctx: &Ctx) -> Outcome {
-    let [seed, path, left] = ctx.args.as_slice() else {
-        return Err(Stop::Wrong("torture-node SEED FILE MILLISECONDS".into()));
+    let [seed, path, until] = ctx.args.as_slice() else {
+        return Err(Stop::Wrong("torture-node SEED FILE UNTIL".into()));
     };
     let number = |text: &String| text.parse::<u64>().map_err(|_| Stop::Wrong(format!("no number: {text}")));
-    let until = Instant::now() + Duration::from_millis(number(left)?);
+    let until = UNIX_EPOCH + Duration::from_millis(number(until)?);
     Node { seed: number(seed)? as usize, size: ctx.size, path: path.clone(), until }.live()
 }
 
@@ -238,7 +236,8 @@ struct Node {
     seed: usize,
     size: usize,
     path: String,
-    until: Instant,
+    /// By the clock of all: what is left when a process executes itself is less when it is there.
+    until: SystemTime,
 }
 
 impl Node {
@@ -269,7 +268,7 @@ impl Node {
         field.fill(1);
         let mut generation = 1;
         let mut children: Vec<libc::pid_t> = Vec::new();
-        while Instant::now() < self.until && !board.has_failed() {
+        while SystemTime::now() < self.until && !board.has_failed() {
             match dice.roll(16) {
                 0..=3 => field.check(generation)?,
                 4..=7 => {
@@ -357,14 +356,14 @@ impl Node {
 
     fn become_another(&self, seed: usize) -> Outcome {
         let program = CString::new(own_program()?.as_os_str().as_bytes()).expect("no zero in a path");
-        let left = self.until.saturating_duration_since(Instant::now()).as_millis();
+        let until = self.until.duration_since(UNIX_EPOCH).expect("later than 1970").as_millis();
         let words = [
             "torture-node",
             "--size",
             &format!("{}K", self.size >> 10),
             &seed.to_string(),
             &self.path,
-            &left.to_string(),
+            &until.to_string(),
         ];
         let words: Vec<CString> = words.iter().map(|word| CString::new(*word).expect("no zero")).collect();
         let mut argv = vec![program.as_ptr()];
