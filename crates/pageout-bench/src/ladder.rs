@@ -344,7 +344,6 @@ fn work(design: &dyn Design, threads: usize, time: Duration) -> (u64, f64) {
                     let mut held = vec![[0; BATCH]; OUT / BATCH];
                     held.iter_mut().for_each(|slots| design.out(cpu, slots));
                     ready.wait();
-                    let started = Instant::now();
                     let mut pages = 0;
                     for at in (0..held.len()).cycle() {
                         design.back(cpu, &mut held[at]);
@@ -354,18 +353,17 @@ fn work(design: &dyn Design, threads: usize, time: Duration) -> (u64, f64) {
                             break;
                         }
                     }
-                    let took = started.elapsed();
                     held.iter_mut().for_each(|slots| design.back(cpu, slots));
-                    (pages, took)
+                    pages
                 })
             })
             .collect();
         ready.wait();
+        let started = Instant::now();
         std::thread::sleep(time);
         stop.store(true, Relaxed);
-        workers.into_iter().map(|worker| worker.join().expect("a worker")).fold((0, 0.0), |sum, worker| {
-            let (pages, took): (u64, Duration) = worker;
-            (sum.0 + pages, sum.1 + pages as f64 / took.as_secs_f64())
-        })
+        let took = started.elapsed();
+        let pages = workers.into_iter().map(|worker| worker.join().expect("a worker")).sum::<u64>();
+        (pages, pages as f64 / took.as_secs_f64())
     })
 }

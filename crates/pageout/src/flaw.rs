@@ -13,6 +13,8 @@ pub enum Flaw {
     HintBelieved,
     /// A device is taken for full without a second look after it was marked so.
     FullUnsure,
+    /// A device is taken for off though it had been switched on before it was said to have room.
+    OnUnseen,
     /// Swapoff does not wait for allocations that began before it.
     OffAtOnce,
     /// Room for an overflowing count is installed over room that somebody installed meanwhile.

@@ -139,6 +139,8 @@ pub struct Lock<T> {
     #[cfg(not(any(loom, shuttle)))]
     value: core::cell::UnsafeCell<T>,
     #[cfg(loom)]
+    mutex: loom::sync::Mutex<()>,
+    #[cfg(loom)]
     held: atomic::AtomicBool,
     #[cfg(loom)]
     value: loom::cell::UnsafeCell<T>,
@@ -235,39 +237,51 @@ mod imp {
     }
 }
 
-/// Under loom the lock is a word, as in production, and not loom's mutex: that one orders everything
-/// that was ever locked, and takes a thread that would only try a held lock for one that waits for it.
+/// Under loom the lock is loom's mutex, where two that lock have two orders: a word that one spins on has three, and
+/// each lock that two meet on multiplies them. Who only tries asks a word beside it: loom takes a thread that would try
+/// a held mutex for one that waits for it. Mutex and word change in one step.
 #[cfg(loom)]
 mod imp {
     use super::*;
     use atomic::Ordering::{Acquire, Relaxed, Release};
+    use loom::sync::MutexGuard;
 
-    // SAFETY: the word gives exclusive access to the value; loom's cell checks that it does.
+    // SAFETY: the mutex gives exclusive access to the value; loom's cell checks that it does.
     unsafe impl<T: Send> Send for Lock<T> {}
     unsafe impl<T: Send> Sync for Lock<T> {}
+
+    /// Runs `step` without a look at what others could do in the midst of it.
+    fn at_once<R>(step: impl FnOnce() -> R) -> R {
+        loom::stop_exploring();
+        let result = step();
+        loom::explore();
+        result
+    }
 
     impl<T> Lock<T> {
         /// A free lock of `class` around `value`.
         pub fn new(value: T, class: &'static LockClass) -> Self {
             let value = loom::cell::UnsafeCell::new(value);
-            Self { held: atomic::AtomicBool::new(false), value, class }
+            Self { mutex: loom::sync::Mutex::new(()), held: atomic::AtomicBool::new(false), value, class }
         }
 
         /// Takes the lock; waits for it if need be.
         pub fn lock(&self) -> Guard<'_, T> {
-            loop {
-                match self.try_lock() {
-                    Some(guard) => return guard,
-                    None => loom::thread::yield_now(),
-                }
-            }
+            let mutex = self.mutex.lock().unwrap();
+            at_once(|| self.held.store(true, Relaxed));
+            self.guard(mutex)
         }
 
         /// Takes the lock if it is free.
         pub fn try_lock(&self) -> Option<Guard<'_, T>> {
             self.held.compare_exchange(false, true, Acquire, Relaxed).ok()?;
+            let mutex = at_once(|| self.mutex.try_lock()).expect("what the word says");
+            Some(self.guard(mutex))
+        }
+
+        fn guard<'a>(&'a self, mutex: MutexGuard<'a, ()>) -> Guard<'a, T> {
             self.class.count(false);
-            Some(Guard { lock: self, value: Some(self.value.get_mut()) })
+            Guard { lock: self, value: Some(self.value.get_mut()), _mutex: mutex }
         }
     }
 
@@ -275,11 +289,13 @@ mod imp {
     pub struct Guard<'a, T> {
         lock: &'a Lock<T>,
         value: Option<loom::cell::MutPtr<T>>,
+        _mutex: MutexGuard<'a, ()>,
     }
 
     impl<T> Drop for Guard<'_, T> {
         fn drop(&mut self) {
             self.value = None;
+            // The mutex follows, and nobody comes between.
             self.lock.held.store(false, Release);
         }
     }

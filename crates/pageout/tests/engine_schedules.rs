@@ -458,14 +458,15 @@ fn a_huge_page_leaves_whole_and_comes_back() {
     );
 }
 
-/// Six blocks where the kernel gives huge pages, in memory for three.
-fn advised() -> Arc<World> {
+/// Blocks where the kernel gives huge pages, in memory for half of them.
+fn advised(blocks: usize) -> Arc<World> {
     let habits = Habits { huge: true, ..Habits::ACCESS };
-    let plan = Plan { blocks: 6, chunks: 200, huge: 3, limit_pages: 3 * 512, habits, ..base() };
+    let limit_pages = blocks as i64 / 2 * 512;
+    let plan = Plan { blocks, chunks: 200, huge: blocks / 2, limit_pages, habits, ..base() };
     let world = World::new(plan, 1);
     world.program.lock().unwrap().zeros = false;
     let kernel = &world.engine.kernel;
-    let mut mmap = kernel.mmap(kernel.program_base(), 6 * 512 * 4096, true);
+    let mut mmap = kernel.mmap(kernel.program_base(), blocks * 512 * 4096, true);
     assert!(kernel.advance_call(&mut mmap));
     world.adopt();
     world.engine.measure();
@@ -495,7 +496,7 @@ fn walk(world: &World, walks: usize) -> (u64, u64) {
 
 #[test]
 fn what_is_huge_comes_back_huge_walk_after_walk() {
-    let world = advised();
+    let world = advised(6);
     let _on_failure = OnFailure(&world);
     let (whole, all) = walk(&world, 4);
     assert!(all > 4 * 512 && whole > all / 10 * 8, "{whole} of {all} pages");
@@ -504,7 +505,7 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
 
 #[test]
 fn what_was_split_becomes_huge_when_it_is_walked_through() {
-    let world = advised();
+    let world = advised(6);
     let _on_failure = OnFailure(&world);
     for page in 0..6 * 512 {
         // Single pages: page tables everywhere.
@@ -527,6 +528,22 @@ fn where_faults_leave_page_tables_no_huge_page_is_made_for_long() {
     assert!(all > 4 * 512 && whole == 0, "{whole} of {all} pages");
     assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) <= 6);
     assert!(world.engine.stats.thp_swpout.load(Relaxed) <= 12);
+    end(&world);
+}
+
+#[test]
+fn s4_6_a_huge_page_leaves_whole_unless_a_part_of_it_is_gone() {
+    let world = advised(2);
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 1024, true);
+    world.settle();
+    world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 20));
+    world.settle();
+    evict_all(&world);
+    let stats = world.engine.stats;
+    let pieces = (stats.thp_swpout.load(Relaxed), stats.thp_swpout_fallback.load(Relaxed));
+    assert_eq!((pieces, world.engine.place.swapped()), ((1, 0), 1004));
+    world.engine.measure();
     end(&world);
 }
 

@@ -5,7 +5,7 @@ use super::lists::Place;
 use super::spare::Memory;
 use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES, TRUNK_CLUSTERS};
 use crate::flaw::{makes, Flaw};
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::sync::Guard;
 
 /// Gives up slots that are only clean copies of resident pages.
@@ -223,7 +223,9 @@ impl Slots {
     /// Takes a device on which order 0 found nothing off the available ones, and makes sure. Room that
     /// appears after the look under the locks is announced by who makes it.
     fn seems_full(&self, device: &Device) -> bool {
-        self.available.fetch_and(!device.id.bit(), Relaxed);
+        // Who said that it has room had switched it on before: that is seen below.
+        let seen = if makes(Flaw::OnUnseen) { Relaxed } else { Acquire };
+        self.available.fetch_and(!device.id.bit(), seen);
         if device.is_on() && device.has_room() && !makes(Flaw::FullUnsure) {
             self.available.fetch_or(device.id.bit(), Relaxed);
             return false;
@@ -247,11 +249,34 @@ impl Slots {
             }
             match search {
                 Search { no_memory: true, .. } => return Tried::NoMemory,
-                // All that there is was in use by others: wait for one of them and look again.
-                Search { busy: Some(cluster), .. } => drop(cluster.lock()),
+                // All that there is was in use by others: wait for one of them, and look again.
+                Search { busy: Some((index, cluster)), .. } => {
+                    if self.wait_for(device, index, cluster, request) {
+                        return Tried::Got;
+                    }
+                }
                 _ => return Tried::Nothing,
             }
         }
+    }
+
+    /// Waits for a cluster and takes what it can there: who only waited, and let go, would turn away others that try,
+    /// and they him, for as long as they like. Returns whether it got anything.
+    fn wait_for<F: Fn(usize) -> Owner>(
+        &self,
+        device: &Device,
+        index: u32,
+        cluster: &Cluster,
+        request: &mut Request<F>,
+    ) -> bool {
+        let mut state = cluster.lock();
+        let (place, order) = (cluster.place(), request.order);
+        let usable = device.is_on()
+            && match place.is_bare() {
+                true => device.claim(index, cluster, &mut state, order),
+                false => place == Place::nonfull(order) || order == 0 && place.has_room(),
+            };
+        usable && self.fill(device, index, cluster, state, request, 0)
     }
 }
 
@@ -269,7 +294,7 @@ struct Search<'a, 'r, 'o, F> {
     slots: &'a Slots,
     device: &'a Device,
     request: &'r mut Request<'o, F>,
-    busy: Option<&'a Cluster>,
+    busy: Option<(u32, &'a Cluster)>,
     no_memory: bool,
 }
 
@@ -351,8 +376,8 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
                     self.no_memory = true;
                     return false;
                 }
-                Pick::Busy(cluster) => {
-                    self.busy = Some(cluster);
+                Pick::Busy(index, cluster) => {
+                    self.busy = Some((index, cluster));
                     return false;
                 }
                 Pick::Empty => return false,
@@ -381,8 +406,8 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
                     return found > 0;
                 }
                 Pick::Got(..) => {}
-                Pick::Busy(cluster) => {
-                    self.busy = Some(cluster);
+                Pick::Busy(index, cluster) => {
+                    self.busy = Some((index, cluster));
                     return false;
                 }
                 Pick::NeedTable | Pick::Empty => return false,

@@ -14,7 +14,7 @@ use core::array;
 use once_cell::race::OnceBox;
 
 use super::cluster::{Cluster, Leftover, State};
-use super::lists::{Find, Place, Shard};
+use super::lists::{Find, Lists, Place, Shard};
 use super::spare::{Memory, Spares};
 use super::table::{one, One, Table};
 use super::trunks::TrunkSet;
@@ -43,7 +43,7 @@ pub(super) enum Pick<'a> {
     /// This one, locked; it is on a list for the order asked for, or where it was.
     Got(u32, &'a Cluster, Guard<'a, State>),
     /// Others work in those looked at; this is one of them.
-    Busy(&'a Cluster),
+    Busy(u32, &'a Cluster),
     /// There is one, but no table for it: see [`Device::add_spare`].
     NeedTable,
     /// There is none.
@@ -290,26 +290,41 @@ impl Device {
         for _ in 0..lists.len(from).min(PICK_TRIES) {
             let cluster = self.cluster(index);
             let Some(mut state) = cluster.try_lock() else {
-                busy = busy.or(Some(cluster));
+                busy = busy.or(Some((index, cluster)));
                 index = cluster.next.load(Relaxed);
                 continue;
             };
-            let mut to = from;
-            if from.is_bare() {
-                let Some(table) = lists.spare().pop() else { return Pick::NeedTable };
-                state.table = Some(table);
-                state.order = order;
-                // The whole cluster goes to one run: it is full as soon as the lock is free again.
-                to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
-            }
-            lists.place(self, index, cluster, to);
-            if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
-                trunk.count_free(from, to);
+            if !from.is_bare() {
+                lists.place(self, index, cluster, from);
+            } else if !self.take_bare(&mut lists, index, cluster, &mut state, order) {
+                return Pick::NeedTable;
             }
             shard.publish(&lists);
             return Pick::Got(index, cluster, state);
         }
-        busy.map_or(Pick::Empty, Pick::Busy)
+        busy.map_or(Pick::Empty, |(index, cluster)| Pick::Busy(index, cluster))
+    }
+
+    /// Gives a bare cluster, whose lock and whose lists' the caller holds, to `order`; `false` without a table.
+    fn take_bare(
+        &self,
+        lists: &mut Lists,
+        index: u32,
+        cluster: &Cluster,
+        state: &mut State,
+        order: u8,
+    ) -> bool {
+        let Some(table) = lists.spare().pop() else { return false };
+        state.table = Some(table);
+        state.order = order;
+        // The whole cluster goes to one run: it is full as soon as the lock is free again.
+        let to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
+        let from = cluster.place();
+        lists.place(self, index, cluster, to);
+        if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
+            trunk.count_free(from, to);
+        }
+        true
     }
 
     /// How many clusters a list of a shard has.
@@ -322,20 +337,14 @@ impl Device {
         }
     }
 
-    /// Takes a free cluster, whose lock the caller holds, for `order`; `false` without memory.
+    /// Takes a bare cluster, whose lock the caller holds, for `order`; `false` without a table.
     pub(super) fn claim(&self, index: u32, cluster: &Cluster, state: &mut State, order: u8) -> bool {
-        let shard = &self.shards[0];
+        let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) else { return false };
+        let shard = &self.shards[trunk.shard.load(Relaxed) as usize];
         let mut lists = shard.lock();
-        let Some(table) = lists.spare().pop() else { return false };
-        state.table = Some(table);
-        state.order = order;
-        let to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
-        lists.place(self, index, cluster, to);
-        if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
-            trunk.count_free(Place::FREE, to);
-        }
+        let taken = self.take_bare(&mut lists, index, cluster, state, order);
         shard.publish(&lists);
-        true
+        taken
     }
 
     /// The first cluster of a list of a shard, not locked: a guess.

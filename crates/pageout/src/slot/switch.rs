@@ -7,7 +7,7 @@ use super::lists::Place;
 use super::table::one;
 use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_SLOTS};
 use crate::flaw::{makes, Flaw};
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Why a device was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +97,7 @@ impl Slots {
         }
         *numbers |= id.bit();
         device[0].set_on(true);
-        self.available.fetch_or(id.bit(), Relaxed);
+        self.available.fetch_or(id.bit(), Release);
         Ok(id)
     }
 
@@ -137,7 +137,7 @@ impl Slots {
     pub fn swapoff_cancel(&self, id: DeviceId) {
         if let Some(device) = self.device_on(id) {
             device.set_on(true);
-            self.available.fetch_or(id.bit(), Relaxed);
+            self.available.fetch_or(id.bit(), Release);
         }
     }
 

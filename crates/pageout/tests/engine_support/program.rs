@@ -113,6 +113,8 @@ pub struct Program {
     pub habits: Habits,
     threads: Vec<Doing>,
     tokens: u64,
+    /// Accesses and system calls that came to an end.
+    pub done: u64,
     /// No new work is begun.
     pub ending: bool,
     /// Zeros are written too.
@@ -130,6 +132,7 @@ impl Program {
             habits,
             threads: (0..threads).map(|_| Doing::Nothing).collect(),
             tokens: 0,
+            done: 0,
             ending: false,
             zeros: true,
             base,
@@ -194,6 +197,7 @@ impl Program {
             Doing::Touch { page, write, left } => self.touch(kernel, thread, page, write, left),
             Doing::Call { mut call, range, then } => {
                 if kernel.advance_call(&mut call) {
+                    self.done += 1;
                     self.returned(kernel, range, then);
                 } else {
                     self.threads[thread] = Doing::Call { call, range, then };
@@ -217,7 +221,10 @@ impl Program {
                 self.threads[thread] = Doing::Touch { page, write, left };
                 return;
             }
-            Access::Done(old) => self.saw(page, old, write),
+            Access::Done(old) => {
+                self.done += 1;
+                self.saw(page, old, write)
+            }
             Access::Sigbus => {
                 assert!(self.habits.faulty, "SIGBUS on page {page}");
                 self.values[page].lost = true;
