@@ -65,11 +65,6 @@ pub fn prepare_process() {
     }
 }
 
-/// Memory that the kernel populates without letting anybody else change mappings: bytes, a millisecond.
-const POPULATED: usize = 4 << 20;
-const POPULATE_READ: c_int = raw::MADV_POPULATE_READ as c_int;
-const POPULATE_WRITE: c_int = raw::MADV_POPULATE_WRITE as c_int;
-
 fn fail(errno: Errno) -> c_int {
     // SAFETY: libc's own thread-local.
     unsafe { *__errno_location() = errno.raw_os_error() };
@@ -164,19 +159,34 @@ pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argum
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let start = address as usize;
-    let piece = if matches!(advice, POPULATE_READ | POPULATE_WRITE) { POPULATED } else { usize::MAX };
+    let advised = |advice: c_int| {
+        // SAFETY: as the caller promises.
+        unsafe { sys::call(raw::__NR_madvise, address as usize, len, advice as usize, 0) }
+    };
+    answer(match advice {
+        // SAFETY: as the caller promises.
+        POPULATE_READ | POPULATE_WRITE => unsafe { populate(address as usize, len, advice) },
+        _ => advise(advice, advised),
+    }) as c_int
+}
+
+/// Memory that the kernel populates without letting anybody else change mappings: bytes, a millisecond.
+const POPULATED: usize = 4 << 20;
+const POPULATE_READ: c_int = raw::MADV_POPULATE_READ as c_int;
+const POPULATE_WRITE: c_int = raw::MADV_POPULATE_WRITE as c_int;
+
+/// Populates memory as madvise does, [`POPULATED`] at a time.
+///
+/// # Safety
+/// As madvise.
+unsafe fn populate(start: usize, len: usize, advice: c_int) -> Result<usize, Errno> {
     let advised = |from: usize, len: usize| {
-        advise(advice, |advice| {
-            // SAFETY: as the caller promises.
-            unsafe { sys::call(raw::__NR_madvise, from, len, advice as usize, 0) }
-        })
+        // SAFETY: as the caller promises.
+        unsafe { sys::call(raw::__NR_madvise, from, len, advice as usize, 0) }
     };
-    let Some(end) = start.checked_add(len).filter(|_| len > piece) else {
-        return answer(advised(start, len)) as c_int;
-    };
-    let mut pieces = (start..end).step_by(piece).map(|from| advised(from, piece.min(end - from)));
-    answer(pieces.find(Result::is_err).unwrap_or(Ok(0))) as c_int
+    let Some(end) = start.checked_add(len).filter(|_| len > POPULATED) else { return advised(start, len) };
+    let mut pieces = (start..end).step_by(POPULATED).map(|from| advised(from, POPULATED.min(end - from)));
+    pieces.find(Result::is_err).unwrap_or(Ok(0))
 }
 
 /// See the table of this module.
@@ -193,24 +203,18 @@ pub unsafe extern "C" fn mmap(
     offset: i64,
 ) -> *mut c_void {
     const POPULATE: c_int = raw::MAP_POPULATE as c_int;
-    const LEFT_ALONE: c_int = (raw::MAP_NONBLOCK | raw::MAP_LOCKED) as c_int;
     const ANONYMOUS: c_int = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS) as c_int;
-    const LARGE: c_int = raw::MAP_HUGETLB as c_int;
-    let at_once = flags & (POPULATE | ANONYMOUS) != POPULATE | ANONYMOUS
-        || flags & (LEFT_ALONE | LARGE) != 0
-        || len <= POPULATED;
-    let flags = if at_once { flags } else { flags & !POPULATE };
+    const LEFT_ALONE: c_int = (raw::MAP_NONBLOCK | raw::MAP_LOCKED | raw::MAP_HUGETLB) as c_int;
+    let asked = flags & (POPULATE | ANONYMOUS | LEFT_ALONE) == POPULATE | ANONYMOUS;
+    let in_pieces = asked && len > POPULATED;
+    let flags = if in_pieces { flags & !POPULATE } else { flags };
     let arguments = [address as usize, len, access as usize, flags as usize, fd as usize, offset as usize];
     // SAFETY: as the caller promises.
     let mapped = unsafe { sys::call6(raw::__NR_mmap, arguments) };
-    if let (Ok(start), false) = (mapped, at_once) {
+    if let (Ok(start), true) = (mapped, in_pieces) {
         let writes = access as u32 & raw::PROT_WRITE != 0;
         // SAFETY: what was just mapped. That it could not be populated is nobody's to know.
-        unsafe {
-            let errno = *__errno_location();
-            madvise(start as *mut c_void, len, if writes { POPULATE_WRITE } else { POPULATE_READ });
-            *__errno_location() = errno;
-        }
+        let _ = unsafe { populate(start, len, if writes { POPULATE_WRITE } else { POPULATE_READ }) };
     }
     answer(mapped) as *mut c_void
 }

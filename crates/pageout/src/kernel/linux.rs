@@ -11,6 +11,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
+use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, Advice, MprotectFlags};
 use rustix::process::Pid;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
@@ -24,7 +25,6 @@ pub struct Linux {
     identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
     home: Place,
-    huge_pages: HugePages,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
@@ -150,26 +150,8 @@ struct MapQuery {
     rest: [u64; 8],
 }
 
-/// PROCMAP_QUERY: `_IOWR('f', 17, struct procmap_query)`.
-struct Query<'a>(&'a mut MapQuery);
-
-// SAFETY: the opcode belongs to procmap_query, which asks for neither name nor build id.
-unsafe impl rustix::ioctl::Ioctl for Query<'_> {
-    type Output = ();
-    const IS_MUTATING: bool = true;
-    fn opcode(&self) -> rustix::ioctl::Opcode {
-        0xC068_6611
-    }
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        (self.0 as *mut MapQuery).cast()
-    }
-    unsafe fn output_from_ptr(
-        _: rustix::ioctl::IoctlOutput,
-        _: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<()> {
-        Ok(())
-    }
-}
+/// PROCMAP_QUERY.
+const QUERY: Opcode = opcode::read_write::<MapQuery>(b'f', 17);
 
 /// PAGEMAP_SCAN: `_IOWR('f', 16, struct pm_scan_arg)`.
 struct Scan<'a>(&'a mut ScanArg);
@@ -196,6 +178,16 @@ unsafe impl rustix::ioctl::Ioctl for Scan<'_> {
 pub fn pages_of(statm: &[u8], field: usize) -> usize {
     let word = statm.split(|b| *b == b' ').nth(field).unwrap_or(b"");
     word.iter().take_while(|b| b.is_ascii_digit()).fold(0, |n, b| n * 10 + (b - b'0') as usize)
+}
+
+/// The mapping around an address; not before Linux 6.11.
+fn mapping(at: usize) -> Option<(usize, usize)> {
+    let maps = open_proc("maps", c"/proc/self/maps").ok()?;
+    let mut query =
+        MapQuery { size: size_of::<MapQuery>() as u64, address: at as u64, ..MapQuery::default() };
+    // SAFETY: the opcode belongs to procmap_query, which asks for neither name nor build id.
+    unsafe { ioctl(&maps, Updater::<QUERY, MapQuery>::new(&mut query)) }.ok()?;
+    Some((query.start as usize, query.end as usize))
 }
 
 fn identity(uffd: &Uffd) -> Option<(u64, u64)> {
@@ -241,7 +233,6 @@ impl Linux {
             pagemap,
             statm: open_proc("statm", c"/proc/self/statm")?,
             home: sched_getaffinity(None).unwrap_or_default(),
-            huge_pages: HugePages::now(),
             probe: 0,
         })
     }
@@ -269,16 +260,6 @@ impl Linux {
     /// Ends fault delivery for frames: unmapping them raises no event then, for which nobody might be left to read it.
     pub fn unregister(&self, start: usize, len: usize) {
         let _ = self.uffd.unregister(start, len);
-    }
-
-    /// The mapping around an address; not before Linux 6.11.
-    fn mapping(&self, at: usize) -> Option<(usize, usize)> {
-        let maps = open_proc("maps", c"/proc/self/maps").ok()?;
-        let mut query =
-            MapQuery { size: size_of::<MapQuery>() as u64, address: at as u64, ..MapQuery::default() };
-        // SAFETY: see Query.
-        unsafe { rustix::ioctl::ioctl(&maps, Query(&mut query)) }.ok()?;
-        Some((query.start as usize, query.end as usize))
     }
 
     /// Linux 6.18 can move pages and then answer EEXIST, or fewer than it moved: when it has to try again inside (a
@@ -409,11 +390,11 @@ impl Kernel for Linux {
     }
 
     fn prefer_huge(&self, at: usize) {
-        if self.huge_pages != HugePages::Asked {
+        if HugePages::now() != HugePages::Asked {
             return;
         }
         // Not beyond the mapping: in the next one they may be forbidden.
-        let (start, end) = self.mapping(at).unwrap_or((at, at + HUGE));
+        let (start, end) = mapping(at).unwrap_or((at, at + HUGE));
         // SAFETY: changes nothing in memory. What is missing in registered memory is asked of the engine: the kernel
         // gives no huge page of its own.
         let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
@@ -464,12 +445,12 @@ impl Kernel for Linux {
             ..ScanArg::default()
         };
         // SAFETY: see Scan; `runs` has room for vec_len entries.
-        let mut n = unsafe { rustix::ioctl::ioctl(&self.pagemap, Scan(&mut arg)) };
+        let mut n = unsafe { ioctl(&self.pagemap, Scan(&mut arg)) };
         if let Err(Errno::BADF | Errno::NOTTY) = n {
             // A thread that answers its own fault, in a program that closes what it does not know.
             if let Ok(pagemap) = open_proc("pagemap", c"/proc/self/pagemap") {
                 // SAFETY: as above.
-                n = unsafe { rustix::ioctl::ioctl(&pagemap, Scan(&mut arg)) };
+                n = unsafe { ioctl(&pagemap, Scan(&mut arg)) };
             }
         }
         match n {
@@ -561,6 +542,17 @@ mod tests {
         let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
         // SAFETY: a fresh mapping.
         unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, flags).unwrap() as usize }
+    }
+
+    #[test]
+    fn a_mapping_ends_where_the_next_begins() {
+        let start = reserve(3 * PAGE);
+        // SAFETY: our own page.
+        unsafe { mprotect((start + PAGE) as *mut _, PAGE, MprotectFlags::READ).unwrap() };
+        match mapping(start + PAGE + 100) {
+            Some(found) => assert_eq!(found, (start + PAGE, start + 2 * PAGE)),
+            None => println!("skipped: this kernel does not tell (before Linux 6.11)"),
+        }
     }
 
     #[test]
