@@ -55,6 +55,9 @@ const SERVERS: usize = 4;
 const COUNT_EVERY: u64 = 300_000_000;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
+/// Who was found short of memory counts as short for so long (ns): others let what it lacks leave without stopping
+/// between two of its faults, which may take 2 MiB each.
+const SHORT_FOR: u64 = 20_000_000;
 /// Clusters that are discarded in one rest of the evictor at most.
 const DISCARDS: usize = 64;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
@@ -485,6 +488,7 @@ impl Life {
         let mut still = 0u64;
         let mut last = 0;
         let mut faults = 0;
+        let mut short_until = 0;
         let mut round = 0u32;
         let mut next_count = 0;
         loop {
@@ -492,10 +496,12 @@ impl Life {
             let seen = engine.kernel.statm();
             let resident = seen.resident;
             let now = engine.kernel.now();
-            // Short: it faults, and has no room for what comes.
+            // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.
             let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
-            let short = faults != before && engine.is_full();
-            let allowance = self.part.look(seen, short, &engine.kernel);
+            if faults != before && engine.is_full() {
+                short_until = now + SHORT_FOR;
+            }
+            let allowance = self.part.look(seen, now < short_until, &engine.kernel);
             engine.set_limit((allowance as usize) / PAGE);
             engine.measured(resident);
             round += 1;
