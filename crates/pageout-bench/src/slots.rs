@@ -1,9 +1,10 @@
 //! `pageout-bench slots`: allocating and freeing slots, by threads that share an allocator and by as many
 //! that have one each, so that what the machine's shared parts cost cancels out of the ratio.
 //!
-//! Both ways run in short slices in turn; each figure is that of the best slices, so that other work
-//! on the machine does not decide. One allocator each is measured twice: by as much as the two differ, the ratio may
-//! be off by chance.
+//! Both ways run in short slices in turn. The rates are those of the best slices, so that other work on the machine
+//! does not decide; the ratio is the median of those of slices that follow each other, as the machine may become
+//! slower or faster for a while. One allocator each is measured twice: by as much as the two differ, the ratio may be
+//! off by chance.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -84,8 +85,8 @@ pub fn text(rows: &[Row]) -> String {
             if row.aged { "aged" } else { "fresh" },
             row.shared / 1e6,
             row.own / 1e6,
-            100.0 * row.shared / row.own,
-            100.0 * row.again / row.own,
+            100.0 * row.ratio,
+            100.0 * row.chance,
         );
         let columns = |values: [f64; CLASSES]| values.map(|value| format!("{value:>8.1}")).concat();
         let _ = writeln!(text, "{}   {}", columns(row.locks_per_thousand), columns(row.waits_per_million));
@@ -102,9 +103,11 @@ pub struct Row {
     /// Slots a second, allocated and freed, by all threads together.
     shared: f64,
     own: f64,
-    /// The same once more.
+    /// Of the one to the other, and of the other to itself.
     #[serde(default)]
-    again: f64,
+    ratio: f64,
+    #[serde(default)]
+    chance: f64,
     /// By class: clusters, lists, devices.
     locks_per_thousand: [f64; CLASSES],
     waits_per_million: [f64; CLASSES],
@@ -133,9 +136,10 @@ fn measure(threads: usize, order: u8, aged: bool, time: Duration) -> Row {
         threads,
         order,
         aged,
+        ratio: ratio(&shared, &own),
+        chance: ratio(&again, &own),
         shared: best(shared),
         own: best(own),
-        again: best(again),
         locks_per_thousand: locks.map(|locks| locks as f64 * 1e3 / slots as f64),
         waits_per_million: waits.map(|waits| waits as f64 * 1e6 / (slots >> order) as f64),
     }
@@ -146,6 +150,13 @@ fn best(mut rates: Vec<f64>) -> f64 {
     rates.sort_unstable_by(|a, b| b.total_cmp(a));
     let n = rates.len().div_ceil(10);
     rates[..n].iter().sum::<f64>() / n as f64
+}
+
+/// The median ratio of slices that follow each other.
+fn ratio(rates: &[f64], to: &[f64]) -> f64 {
+    let mut ratios: Vec<f64> = rates.iter().zip(to).map(|(rate, to)| rate / to).collect();
+    ratios.sort_unstable_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }
 
 /// Locks taken, and waited for, by class.

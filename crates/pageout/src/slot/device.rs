@@ -115,9 +115,7 @@ impl Device {
     pub(super) fn new(id: DeviceId, cpus: usize) -> Option<Self> {
         let mut shards = Vec::new();
         shards.try_reserve_exact(cpus).ok()?;
-        for _ in 0..cpus {
-            shards.push(Shard::new()?);
-        }
+        shards.extend((0..cpus).map(|_| Shard::new()));
         let mut directory = Vec::new();
         directory.try_reserve_exact(CHUNKS).ok()?;
         directory.extend((0..CHUNKS).map(|_| OnceBox::new()));

@@ -6,10 +6,8 @@
 //!
 //! The list lock is inside the cluster lock. Whoever holds it first may only *try* cluster locks.
 
-use alloc::vec::Vec;
-
 use super::cluster::{Cluster, NOBODY};
-use super::table::{One, Table};
+use super::table::{Chain, One, Table};
 use super::{LockClass, ORDERS};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::{Guard, Lock};
@@ -92,8 +90,7 @@ pub(super) struct Lists {
     /// A bit for each list that has members.
     members: u32,
     clusters: u32,
-    /// Never longer than its capacity.
-    spare: Vec<One<Table>>,
+    spare: Chain,
 }
 
 /// Finds the cluster of an index; every index on a list has one.
@@ -114,13 +111,13 @@ impl Lists {
         self.members & !Place::FULL.bit() != 0
     }
 
-    pub(super) fn spare(&mut self) -> &mut Vec<One<Table>> {
+    pub(super) fn spare(&mut self) -> &mut Chain {
         &mut self.spare
     }
 
     /// Puts a table by; gives it back if there are enough.
     pub(super) fn keep(&mut self, table: One<Table>) -> Option<One<Table>> {
-        if self.spare.len() == self.spare.capacity() {
+        if self.spare.len() == SPARE_TABLES {
             return Some(table);
         }
         self.spare.push(table);
@@ -193,12 +190,10 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new() -> Option<Self> {
-        let mut spare = Vec::new();
-        spare.try_reserve_exact(SPARE_TABLES).ok()?;
+    pub(super) fn new() -> Self {
         let ends = [Ends { first: NOBODY, last: NOBODY, len: 0 }; Place::LISTS];
-        let lists = Lists { ends, members: 0, clusters: 0, spare };
-        Some(Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: Occupied(AtomicU32::new(0)) })
+        let lists = Lists { ends, members: 0, clusters: 0, spare: Chain::default() };
+        Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: Occupied(AtomicU32::new(0)) }
     }
 
     pub(super) fn lock(&self) -> Guard<'_, Lists> {

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use super::device::{new_chunk, Chunk, Trunk};
-use super::table::{One, Table};
+use super::table::{Chain, One, Table};
 use super::{LockClass, Slots};
 use crate::sync::Lock;
 
@@ -27,39 +27,11 @@ pub enum Memory {
     AtHand,
 }
 
-/// Tables hang on each other, so there may be any number. The vectors are never longer than their capacity.
+/// The vectors are never longer than their capacity.
 pub(super) struct Spares {
     tables: Lock<Chain>,
     trunks: Lock<Vec<One<Trunk>>>,
     chunks: Lock<Vec<One<Chunk>>>,
-}
-
-#[derive(Default)]
-struct Chain {
-    first: Option<One<Table>>,
-    len: usize,
-}
-
-impl Chain {
-    fn push(&mut self, mut table: One<Table>) {
-        table[0].next = self.first.take();
-        self.first = Some(table);
-        self.len += 1;
-    }
-
-    fn pop(&mut self) -> Option<One<Table>> {
-        let mut table = self.first.take()?;
-        self.first = table[0].next.take();
-        self.len -= 1;
-        Some(table)
-    }
-}
-
-impl Drop for Chain {
-    /// One by one: a long chain must not need a deep stack.
-    fn drop(&mut self) {
-        while self.pop().is_some() {}
-    }
 }
 
 impl Spares {
@@ -105,7 +77,7 @@ impl Slots {
         loop {
             let (len, too_much) = {
                 let mut tables = self.spares.tables.lock();
-                (tables.len, if tables.len > TABLES { tables.pop() } else { None })
+                (tables.len(), if tables.len() > TABLES { tables.pop() } else { None })
             };
             match too_much {
                 Some(table) => drop(table),

@@ -99,8 +99,8 @@ pub(super) struct Table {
     /// Bit i set: slot i is used or bad. Agrees with `words`; it is what searches look at.
     taken: [u64; MAP],
     words: [Word; CLUSTER_SLOTS],
-    /// The next of those that nobody uses.
-    pub(super) next: Option<One<Table>>,
+    /// See [`Chain`].
+    next: Option<One<Table>>,
 }
 
 impl Table {
@@ -213,6 +213,39 @@ impl Table {
             change(at / 64, (!0 >> (64 - here)) << (at % 64));
             at += here;
         }
+    }
+}
+
+/// Tables that nobody uses. They hang on each other, so there may be any number.
+#[derive(Default)]
+pub(super) struct Chain {
+    first: Option<One<Table>>,
+    len: usize,
+}
+
+impl Chain {
+    pub(super) fn push(&mut self, mut table: One<Table>) {
+        table[0].next = self.first.take();
+        self.first = Some(table);
+        self.len += 1;
+    }
+
+    pub(super) fn pop(&mut self) -> Option<One<Table>> {
+        let mut table = self.first.take()?;
+        self.first = table[0].next.take();
+        self.len -= 1;
+        Some(table)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Chain {
+    /// One by one: a long chain must not need a deep stack.
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
     }
 }
 
