@@ -71,7 +71,7 @@ impl Place {
 
 const _: () = assert!(Place::LISTS < 31, "a list has a bit in Shard::occupied");
 
-/// Bit of `Shard::occupied` that says: fewer than half of the clusters are free.
+/// Bit of `Shard::occupied` that says: fewer than an eighth of the clusters are free.
 const TIGHT: u32 = 1 << 31;
 
 /// Tables kept at hand in each shard, so that a cluster that empties and fills again and again does not
@@ -173,7 +173,7 @@ impl Lists {
 
     /// The bits of `Shard::occupied`.
     fn summary(&self) -> u32 {
-        let tight = if self.len(Place::FREE) * 2 < self.clusters { TIGHT } else { 0 };
+        let tight = if self.len(Place::FREE) * 8 < self.clusters { TIGHT } else { 0 };
         self.members | tight
     }
 }
@@ -213,7 +213,7 @@ impl Shard {
         self.occupied.0.load(Relaxed) & place.bit() != 0
     }
 
-    /// Whether more than half of the shard's clusters are in use.
+    /// Whether nearly all of the shard's clusters are in use.
     pub(super) fn is_tight(&self) -> bool {
         self.occupied.0.load(Relaxed) & TIGHT != 0
     }
