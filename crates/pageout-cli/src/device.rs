@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,10 @@ pub struct Device {
     pub discards: bool,
     is_block_device: bool,
     is_memory: bool,
+    /// Whether it is a file on a disk, which may have holes.
+    grows: bool,
+    /// It was said that its file system is full.
+    told_full: bool,
     /// The first page, if it is a header of swap: nobody writes there, and it is put back at the end all the same.
     header: Option<Box<[u8; PAGE as usize]>>,
     /// The length that a file of the user's had: it is emptied and cut back at the end.
@@ -73,6 +78,8 @@ impl Device {
             Place::Memory | Place::Unnamed => None,
         };
         let is_memory = spec.place == Place::Memory;
+        let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let grows = !is_block_device && !FileSystem::of(&link).is_ok_and(|system| system.is_memory());
         Ok(Self {
             file,
             name,
@@ -82,6 +89,8 @@ impl Device {
             discards,
             is_block_device,
             is_memory,
+            grows,
+            told_full: false,
             header,
             held,
             _made: made,
@@ -105,6 +114,30 @@ impl Device {
             (false, None) if self.is_memory => "memory",
             _ => "file",
         }
+    }
+
+    /// Gets a trunk its room on disk before somebody writes there: a write into a hole has the file to itself while
+    /// its room is found, and room that there is not is better known now. False: the file system is full.
+    pub fn reserve(&mut self, trunk: u64) -> bool {
+        if !self.grows {
+            return true;
+        }
+        let full = match sys::allocate(&self.file, trunk * TRUNK.0, TRUNK.0) {
+            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
+            Ok(()) => false,
+        };
+        if full && !self.told_full {
+            say::warning(format_args!(
+                "{}: its file system is full; free some, or add swap with pageout swapon",
+                self.name
+            ));
+        }
+        self.told_full = full;
+        if full {
+            // Part of it may have been found.
+            self.discard(trunk);
+        }
+        !full
     }
 
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.

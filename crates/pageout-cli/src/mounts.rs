@@ -153,7 +153,12 @@ impl Mounts {
         let number = self.number_of(serial).filter(|number| has & 1 << number != 0);
         Ok(number.and_then(|number| {
             let mount = self.by_number[number].as_mut().filter(|mount| !mount.leaving)?;
-            Some((number, mount.trunks.lend()?))
+            let trunk = mount.trunks.lend()?;
+            if !mount.device.reserve(trunk) {
+                mount.trunks.take_back(trunk);
+                return None;
+            }
+            Some((number, trunk))
         }))
     }
 

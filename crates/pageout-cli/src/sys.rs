@@ -277,6 +277,12 @@ pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io:
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as _, len as _) }).map(drop)
 }
 
+/// Gets a range of a file its room on disk. What was written there stays, the rest reads as zeros.
+pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as _, len as _) }).map(drop)
+}
+
 /// Makes the first `len` bytes of a file read as zeros and keeps the room that they have.
 pub fn zero_range(file: &File, len: u64) -> io::Result<()> {
     if len == 0 {
