@@ -46,8 +46,8 @@ static GATE: AtomicU32 = AtomicU32::new(FREE);
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// Forks under way that found no engine to ask.
 static UNASKED: AtomicU32 = AtomicU32::new(0);
-/// Pages are shared with a child since a fork, or were: in both from then on.
-static SHARES: AtomicBool = AtomicBool::new(false);
+/// Forks of this process that are over.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 static CHILD: AtomicBool = AtomicBool::new(false);
 static mut PATH: Option<keeper::Path> = None;
 
@@ -152,7 +152,12 @@ fn begin() -> bool {
 
 /// Has the process forked, or is it the child of a fork? Then it may share pages.
 pub fn shares() -> bool {
-    SHARES.load(Ordering::Relaxed)
+    forks() > 0 || is_child()
+}
+
+/// How often it has forked, or tried to.
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
 }
 
 /// Did the process begin as the child of a fork, without another program since?
@@ -188,6 +193,7 @@ impl Turn {
         } else {
             UNASKED.fetch_sub(1, Ordering::SeqCst);
         }
+        FORKS.fetch_add(1, Ordering::Relaxed);
         self.restore();
     }
 
@@ -200,7 +206,6 @@ impl Turn {
 /// Before a fork of the calling process, or of one that shares its memory.
 pub fn before() -> Turn {
     let mask = sys::block_signals_from_elsewhere();
-    SHARES.store(true, Ordering::Relaxed);
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {

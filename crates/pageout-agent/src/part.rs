@@ -26,9 +26,13 @@ pub struct Part {
     place: Option<(&'static Tree, &'static Seat)>,
     limit: u64,
     /// Of what is resident, the part that is counted elsewhere: pages shared since a fork, in bytes. As it was at the
-    /// last count, when this was the process's own memory and these its faults without I/O.
+    /// last count, when this was the process's own memory and these its faults without I/O. What others took over since
+    /// the count before that is believed at the next: until then they may not have counted.
     elsewhere: u64,
+    found: u64,
     counted: (u64, u64),
+    /// Forks until then: each shares anew.
+    forks: u32,
     rollup: Option<OwnedFd>,
     stat: Option<OwnedFd>,
     /// When it is counted again (ns), and when if much has changed.
@@ -54,7 +58,9 @@ impl Part {
             limit,
             // All that a fork's child begins with is its parent's.
             elsewhere: if fork::is_child() { own(now) } else { 0 },
+            found: 0,
             counted: (own(now), 0),
+            forks: 0,
             rollup: open(c"/proc/self/smaps_rollup"),
             stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
             next_count: 0,
@@ -78,7 +84,7 @@ impl Part {
             elsewhere = self.elsewhere.saturating_sub(self.changed(own)).min(own);
         }
         seat.tell(own - elsewhere, own, short);
-        self.view = tree.look(seat, self.limit);
+        self.view = tree.look(seat, self.limit, elsewhere > 0);
         self.view.allowance + elsewhere
     }
 
@@ -94,8 +100,9 @@ impl Part {
 
     /// Counts what is shared, if it is time.
     fn count_in_time(&mut self, own: u64, now: u64) {
-        let due = now >= self.next_count || now >= self.soonest && self.changed(own) > COUNT_AFTER;
-        if !due {
+        let forks = fork::forks();
+        let changed = forks != self.forks || self.changed(own) > COUNT_AFTER;
+        if now < self.next_count && (now < self.soonest || !changed) {
             return;
         }
         // On a busy machine the time that passes says nothing about what the count costs.
@@ -104,8 +111,13 @@ impl Part {
             time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
         };
         let begun = spent();
-        self.counted = (own, self.faults());
-        self.elsewhere = self.count();
+        let before = match self.found {
+            0 => u64::MAX,
+            found => found.saturating_sub(self.changed(own)),
+        };
+        (self.counted, self.forks) = ((own, self.faults()), forks);
+        self.found = self.count();
+        self.elsewhere = self.found.min(before);
         let cost = spent() - begun;
         self.soonest = now + COUNT_SHARE_AT_MOST * cost;
         self.next_count = now + COUNT_EVERY.max(COUNT_SHARE * cost);
@@ -114,7 +126,7 @@ impl Part {
     /// At most so many bytes that were shared at the last count are not any more: each copy on write is a fault that
     /// takes no new memory, and what has left may have been shared.
     fn changed(&self, own: u64) -> u64 {
-        if self.elsewhere == 0 {
+        if self.elsewhere.max(self.found) == 0 {
             return 0;
         }
         let (before, faults) = self.counted;

@@ -9,6 +9,10 @@
 //! allowance = free, but who uses more than its share leaves room for what those lack that use less,
 //!             in proportion to the excess; and nobody must fall below its share for others' sake
 //! ```
+//! A page that several share since a fork is gone only when all of them have let it leave. So while all together are
+//! clearly over the limit, whoever shares pages lets some leave, whatever its share: about the same at the same time, as their
+//! queues are alike.
+//!
 //! So a process alone has all of the limit, one that needs nothing gives all, and the sum stays within the limit,
 //! but for what is touched between two looks. All counts are relaxed: each is a fact of its own, a look that mixes
 //! old and new ones is as good as one a little earlier.
@@ -124,8 +128,8 @@ impl Tree {
         self.peak.load(Relaxed)
     }
 
-    /// What the process of `seat` finds, and what it may use of `limit` now.
-    pub fn look(&self, seat: &Seat, limit: u64) -> View {
+    /// What the process of `seat` finds, and what it may use of `limit` now; `shares`: pages, with other processes.
+    pub fn look(&self, seat: &Seat, limit: u64, shares: bool) -> View {
         let (mut others, mut lacks, mut excess, mut count) = (0u64, 0u64, 0u64, 0);
         for other in self.seats() {
             let used = other.used();
@@ -141,13 +145,13 @@ impl Tree {
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
-        let smallest = smallest(limit, count);
-        View {
-            others,
-            allowance: free.saturating_sub(leave).max(used.min(share)).max(smallest),
-            smallest,
-            processes: count.max(1),
+        let (smallest, processes) = (smallest(limit, count), count.max(1));
+        let mut allowance = free.saturating_sub(leave).max(used.min(share));
+        if shares {
+            let too_much = (others + used).saturating_sub(limit + limit / 64);
+            allowance = allowance.min(used - used.min(too_much / processes as u64));
         }
+        View { others, allowance: allowance.max(smallest), smallest, processes }
     }
 }
 
@@ -165,20 +169,21 @@ pub fn divide(limit: u64, processes: &mut [(u64, u64, u64)]) {
     }
     let whole = limit.saturating_sub(small);
     let equal = whole / count;
-    // Who is new begins with an equal share.
-    processes.iter_mut().filter(large).filter(|p| p.1 == 0).for_each(|process| process.1 = equal);
+    // Who is new begins with an equal share, for which the others make room.
+    let old: u64 = processes.iter_mut().filter(large).map(|process| process.1).sum();
+    let new = processes.iter_mut().filter(large).filter(|process| process.1 == 0).count() as u64;
+    for (_, share, _) in processes.iter_mut().filter(large) {
+        *share = if *share == 0 { equal } else { scale(*share, whole - equal * new, old) };
+    }
     let came_back: u64 = processes.iter_mut().filter(large).map(|process| process.2).sum();
+    if came_back == 0 {
+        return;
+    }
     let floor = equal / 4;
     let spare = whole - floor * count;
-    let shares: u64 = processes.iter_mut().filter(large).map(|process| process.1).sum();
-    for (_, share, refaults) in processes.iter_mut().filter(large).map(|p| (p.0, &mut p.1, p.2)) {
-        let kept = scale(*share, whole, shares);
-        *share = if came_back == 0 {
-            kept
-        } else {
-            let due = floor + scale(refaults, spare, came_back);
-            (2 * kept + due) / 3
-        };
+    for (_, share, refaults) in processes.iter_mut().filter(large) {
+        let due = floor + scale(*refaults, spare, came_back);
+        *share = (2 * *share + due) / 3;
     }
 }
 
@@ -209,7 +214,7 @@ mod tests {
     }
 
     fn allowances(tree: &Tree, n: usize, limit: u64) -> Vec<u64> {
-        (0..n).map(|number| tree.look(tree.seat(number), limit * MIB).allowance / MIB).collect()
+        (0..n).map(|number| tree.look(tree.seat(number), limit * MIB, false).allowance / MIB).collect()
     }
 
     #[test]
@@ -235,6 +240,16 @@ mod tests {
     }
 
     #[test]
+    fn all_who_share_pages_let_some_leave() {
+        let tree = tree_of(&[(300, 100, false), (112, 206, false), (140, 206, false)]);
+        assert_eq!(allowances(&tree, 3, 512), [260, 112, 140]);
+        let shares = |n| tree.look(tree.seat(n), 512 * MIB, true).allowance;
+        assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB - 32 * MIB / 3, 140 * MIB - 32 * MIB / 3]);
+        tree.seat(0).tell(260 * MIB, 260 * MIB, false);
+        assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB, 140 * MIB]);
+    }
+
+    #[test]
     fn a_small_process_is_never_squeezed() {
         let tree = tree_of(&[(508, 500, false), (4, 0, false)]);
         assert_eq!(allowances(&tree, 2, 512), [508, 16]);
@@ -245,7 +260,7 @@ mod tests {
         let seats = [(14, 0, false); 40];
         let tree = tree_of(&seats);
         for number in 0..seats.len() {
-            let view = tree.look(tree.seat(number), 256 * MIB);
+            let view = tree.look(tree.seat(number), 256 * MIB, false);
             tree.seat(number).tell(view.allowance, view.allowance, false);
         }
         assert!(tree.used() <= 256 * MIB, "{} MiB", tree.used() / MIB);
@@ -309,7 +324,7 @@ mod tests {
             let tree = tree_of(&seats.iter().map(|(used, short)| (*used, share, *short)).collect::<Vec<_>>());
             for (number, short) in order.into_iter().chain((0..2 * n).map(|number| (number, true))) {
                 let seat = tree.seat(number % n);
-                let (before, allowed) = (tree.used(), tree.look(seat, limit).allowance);
+                let (before, allowed) = (tree.used(), tree.look(seat, limit, false).allowance);
                 seat.tell(allowed, allowed, short);
                 prop_assert!(tree.used() <= before.max(limit));
             }

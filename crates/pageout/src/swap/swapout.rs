@@ -84,7 +84,7 @@ const MOST_PASSED: usize = 8;
 const PASSED_SHARE: usize = 8;
 
 /// Shared pages that are made the process's own at once. Each is a copy, which must leave before the next are made.
-const MOST_SHARED: usize = 64;
+const MOST_SHARED: usize = 128;
 
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
@@ -279,6 +279,7 @@ impl<K: Kernel> Engine<K> {
         let leaves = |block: &BlockState, index: usize| {
             leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident
         };
+        let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
         let mut index = first;
         while index < first + UNIT_PAGES {
             if !leaves(block, index) {
@@ -328,8 +329,10 @@ impl<K: Kernel> Engine<K> {
                     index += 1;
                 }
                 Errno::BUSY => {
-                    out.was_busy(block_start + index * PAGE);
-                    index += 1;
+                    // What is shared is so in runs. Who was made the process's own and is busy still is pinned.
+                    let busy = if unshared { 1 } else { run - done };
+                    (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
+                    index += busy;
                 }
                 Errno::EXIST => panic!("a frame that should be a hole is not"),
                 // Read-only, locked: stays.
@@ -414,16 +417,19 @@ impl<K: Kernel> Engine<K> {
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
     /// own and they can leave, or pinned, then they stay. False: there were none.
     fn unshare(&self, out: &mut Outgoing) -> bool {
-        let any = !out.busy.is_empty();
-        for page in out.busy.drain(..) {
+        for run in out.busy.chunk_by(|page, next| page + PAGE == *next && next % UNIT != 0) {
             // May fault and wait for the fault path: no lock is held here.
-            let _ = self.kernel.populate_write(page, PAGE);
-            Stats::add(&self.stats.busy_left, 1);
-            let Some(block) = self.space.block(page) else { continue };
-            if let Some(unit) = block.lock().unit_mut(page % BLOCK / PAGE) {
+            if self.kernel.populate_write(run[0], run.len() * PAGE).is_err() {
+                run.iter().for_each(|page| _ = self.kernel.populate_write(*page, PAGE));
+            }
+            Stats::add(&self.stats.busy_left, run.len() as u64);
+            let Some(block) = self.space.block(run[0]) else { continue };
+            if let Some(unit) = block.lock().unit_mut(run[0] % BLOCK / PAGE) {
                 unit.usage.unshared = true;
             }
         }
+        let any = !out.busy.is_empty();
+        out.busy.clear();
         any
     }
 
