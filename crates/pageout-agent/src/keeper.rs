@@ -11,7 +11,7 @@ use crate::code::{is_code, Code};
 use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::part::Part;
-use crate::{exit, fork, heir, memory, sys, task};
+use crate::{exit, fork, heir, memory, sys, task, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -307,7 +307,7 @@ struct Life {
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
-    /// Size and data pages when areas were last looked for, and how often mappings had gone: what is unmapped and mapped
+    /// Size and data pages when areas were last looked for, and how often mappings had come or gone: what is unmapped and mapped
     /// again between two looks leaves the sizes as they were.
     scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
@@ -523,7 +523,8 @@ impl Life {
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
-            let mappings = (seen.size, seen.data, engine.unmappings.load(Ordering::Relaxed));
+            let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
+            let mappings = (seen.size, seen.data, changes);
             if mappings != self.scanned {
                 self.scanned = mappings;
                 self.look_around(keeper);

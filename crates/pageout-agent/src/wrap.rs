@@ -6,6 +6,7 @@
 //! | pthread_create, thrd_create | the kernel writes to a thread's memory when it exits: see `exit` |
 //! | madvise, process_madvise | `MADV_FREE` would leave pages that raise no fault and no event; DONTNEED is allowed in its place. `MADV_GUARD_INSTALL` discards without an event; DONTNEED before it has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
+//! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
 //! | fork, _Fork, daemon, forkpty, clone | see `fork` |
@@ -16,7 +17,7 @@
 use crate::{dispatch, exit, fork, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
@@ -189,6 +190,15 @@ unsafe fn populate(start: usize, len: usize, advice: c_int) -> Result<usize, Err
     pieces.find(Result::is_err).unwrap_or(Ok(0))
 }
 
+/// Mappings that the program made here. One that takes the place of another of its size, which was not found yet, changes
+/// nothing else that the keeper sees: no size, and no event.
+static MAPPINGS: AtomicU32 = AtomicU32::new(0);
+
+/// How many mappings the program made by libc's `mmap`.
+pub fn mappings() -> u32 {
+    MAPPINGS.load(Ordering::Relaxed)
+}
+
 /// See the table of this module.
 ///
 /// # Safety
@@ -211,6 +221,7 @@ pub unsafe extern "C" fn mmap(
     let arguments = [address as usize, len, access as usize, flags as usize, fd as usize, offset as usize];
     // SAFETY: as the caller promises.
     let mapped = unsafe { sys::call6(raw::__NR_mmap, arguments) };
+    MAPPINGS.fetch_add(1, Ordering::Relaxed);
     if let (Ok(start), true) = (mapped, in_pieces) {
         let writes = access as u32 & raw::PROT_WRITE != 0;
         // SAFETY: what was just mapped. That it could not be populated is nobody's to know.

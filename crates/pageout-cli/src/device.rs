@@ -79,7 +79,7 @@ impl Device {
         };
         let is_memory = spec.place == Place::Memory;
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let grows = !is_block_device && !FileSystem::of(&link).is_ok_and(|system| system.is_memory());
+        let grows = !is_block_device && FileSystem::of(&link).is_ok_and(|system| !system.is_memory());
         Ok(Self {
             file,
             name,
