@@ -307,8 +307,8 @@ struct Life {
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
-    /// Size and data pages when areas were last looked for, and how often mappings had come or gone: what is unmapped and mapped
-    /// again between two looks leaves the sizes as they were.
+    /// Size and data pages when areas were last looked for, and how often mappings had come or gone: what is unmapped and
+    /// mapped again between two looks leaves the sizes as they were.
     scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
     /// What can be executed.

@@ -101,8 +101,9 @@ impl Part {
     /// Counts what is shared, if it is time.
     fn count_in_time(&mut self, own: u64, now: u64) {
         let forks = fork::forks();
-        let changed = forks != self.forks || self.changed(own) > COUNT_AFTER;
-        if now < self.next_count && (now < self.soonest || !changed) {
+        let changed = || forks != self.forks || self.changed(own) > COUNT_AFTER;
+        let due = now >= self.next_count || now >= self.soonest && changed();
+        if !due {
             return;
         }
         // On a busy machine the time that passes says nothing about what the count costs.

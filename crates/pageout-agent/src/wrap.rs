@@ -190,8 +190,8 @@ unsafe fn populate(start: usize, len: usize, advice: c_int) -> Result<usize, Err
     pieces.find(Result::is_err).unwrap_or(Ok(0))
 }
 
-/// Mappings that the program made here. One that takes the place of another of its size, which was not found yet, changes
-/// nothing else that the keeper sees: no size, and no event.
+/// Mappings that the program made here. One that takes the place of another of its size, which was not found yet,
+/// changes nothing else that the keeper sees: no size, and no event.
 static MAPPINGS: AtomicU32 = AtomicU32::new(0);
 
 /// How many mappings the program made by libc's `mmap`.

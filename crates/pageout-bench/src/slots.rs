@@ -16,6 +16,8 @@ use clap::Args;
 use pageout::slot::*;
 use serde::{Deserialize, Serialize};
 
+use crate::table::summary;
+
 /// Slots that a thread holds at a time: two clusters' worth, or two runs.
 const HELD_SLOTS: usize = 2 * CLUSTER_SLOTS;
 /// What a thread allocates and frees at a time, in runs.
@@ -154,9 +156,8 @@ fn best(mut rates: Vec<f64>) -> f64 {
 
 /// The median ratio of slices that follow each other.
 fn ratio(rates: &[f64], to: &[f64]) -> f64 {
-    let mut ratios: Vec<f64> = rates.iter().zip(to).map(|(rate, to)| rate / to).collect();
-    ratios.sort_unstable_by(f64::total_cmp);
-    ratios[ratios.len() / 2]
+    let ratios = rates.iter().zip(to).map(|(rate, to)| rate / to).collect();
+    summary(ratios).expect("slices").median
 }
 
 /// Locks taken, and waited for, by class.

@@ -272,15 +272,12 @@ pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io:
         // SAFETY: BLKDISCARD reads two u64.
         return check(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) }).map(drop);
     }
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: takes integers only.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as _, len as _) }).map(drop)
+    fallocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
 }
 
 /// Gets a range of a file its room on disk. What was written there stays, the rest reads as zeros.
 pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    // SAFETY: takes integers only.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as _, len as _) }).map(drop)
+    fallocate(file, 0, offset, len)
 }
 
 /// Makes the first `len` bytes of a file read as zeros and keeps the room that they have.
@@ -288,9 +285,12 @@ pub fn zero_range(file: &File, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
     }
-    let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 0, len)
+}
+
+fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: takes integers only.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, len as _) }).map(drop)
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as _, len as _) }).map(drop)
 }
 
 /// The soft and hard limit of a resource.

@@ -10,8 +10,8 @@
 //!             in proportion to the excess; and nobody must fall below its share for others' sake
 //! ```
 //! A page that several share since a fork is gone only when all of them have let it leave. So while all together are
-//! clearly over the limit, whoever shares pages lets some leave, whatever its share: about the same at the same time, as their
-//! queues are alike.
+//! clearly over the limit, whoever shares pages lets some leave, whatever its share: about the same at the same time,
+//! as their queues are alike.
 //!
 //! So a process alone has all of the limit, one that needs nothing gives all, and the sum stays within the limit,
 //! but for what is touched between two looks. All counts are relaxed: each is a fact of its own, a look that mixes

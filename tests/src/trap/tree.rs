@@ -140,7 +140,7 @@ fn needy(ctx: &Ctx) -> Outcome {
     }
 }
 
-/// How long it may take: some 20 ms where nothing else runs; no test of speed.
+/// How long it may take: 90 to 250 ms where nothing else runs; no test of speed.
 const NEEDY: Duration = Duration::from_secs(2);
 
 /// Processes at once.
