@@ -7,11 +7,13 @@
 //! be written to as well, which is like any other; and new code until the next look, milliseconds later. A fork there
 //! is refused all the same, as soon as it returns to other code.
 //!
-//! For a fork that asks ([`crate::fork`]) the code is lent, for as long as the clone takes or nothing is out. Another
-//! thread that forks past libc in the midst of such a clone gets it too.
+//! For a fork that asks while pages are out a twin of the code is lent ([`crate::twin`]); what has none is lent itself,
+//! for as long as the clone takes: then another thread that forks past libc in the midst of it gets that too.
 //!
 //! One page tells that there was another one: it can be moved as long as it is the process's own, until a fork shares it.
 
+use crate::maps::Maps;
+use crate::twin::{Original, Pages, Twin};
 use crate::{keeper, memory};
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
@@ -34,39 +36,50 @@ static TELLTALE: Page = Page(UnsafeCell::new([0; PAGE]));
 pub struct Code {
     /// Start and end, ascending.
     areas: Vec<(usize, usize)>,
-    kept: bool,
+    twins: Vec<Twin>,
+    state: State,
     /// A hole of the engine's own, to move the telltale to.
     aside: Option<usize>,
     /// It told.
     forked: bool,
 }
 
-/// Is it code?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Every child gets it.
+    Given,
+    /// None does.
+    Kept,
+    /// As far as it has a twin, only the child that knows of that.
+    Lent,
+}
+
+/// Is it code that is not this library's? In that a fork's child begins, and nobody forks there who does not ask.
 pub fn is_code(area: &Area<'_>) -> bool {
     let [_, write, execute, _] = *area.permissions else { return false };
     let is_data = write == b'w' && !area.name.starts_with(b"/");
+    let own = (area.start..area.end).contains(&(is_code as fn(&Area<'_>) -> bool as usize));
     // The kernel's own: nothing forks there, and one lies beyond the addresses of programs.
-    execute == b'x' && !is_data && !area.name.starts_with(b"[v")
+    execute == b'x' && !is_data && !own && !area.name.starts_with(b"[v")
 }
 
 impl Code {
     /// These areas, which children get.
     pub fn new(areas: Vec<(usize, usize)>, kernel: &Linux) -> Self {
         let aside = memory::map(PAGE, PAGE).ok().filter(|aside| kernel.register(*aside, PAGE).is_ok());
-        Self { areas, kept: false, aside, forked: false }
+        Self { areas, twins: Vec::new(), state: State::Given, aside, forked: false }
     }
 
     /// This is what there is now. Nothing: it could not be read.
     pub fn found(&mut self, areas: &[(usize, usize)]) {
-        if self.areas == areas || areas.is_empty() {
+        if areas.is_empty() || self.state == State::Lent {
             return;
         }
-        if self.kept {
-            // What they were may be anything by now.
+        if self.state == State::Kept {
+            // What they were may be anything by now, and what is at the same place may be new.
             let gone = self.areas.iter().filter(|area| areas.binary_search(area).is_err());
             gone.for_each(|area| advise(*area, Advice::LinuxDoFork));
-            let new = areas.iter().filter(|area| self.areas.binary_search(area).is_err());
-            new.for_each(|area| advise(*area, Advice::LinuxDontFork));
+            areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
         }
         self.areas.clear();
         self.areas.extend_from_slice(areas);
@@ -74,24 +87,65 @@ impl Code {
 
     /// From here on children do not get it.
     pub fn keep(&mut self) {
-        if self.kept {
-            return;
+        match self.state {
+            State::Kept => return,
+            State::Given => {}
+            State::Lent => self.twins.iter().for_each(Twin::keep),
         }
         own_telltale();
-        self.kept = true;
+        self.state = State::Kept;
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
     }
 
     /// From here on they do. Events lock held.
-    pub fn lend(&mut self, kernel: &Linux) {
+    pub fn give(&mut self, kernel: &Linux) {
         self.was_forked(kernel);
-        self.kept = false;
+        self.state = State::Given;
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDoFork));
+    }
+
+    /// Has a twin made of what is there now, as far as it can have one. From here to [`Code::keep`] nothing else counts
+    /// as code.
+    pub fn pair(&mut self, maps: &mut Maps) {
+        let (mut areas, mut originals) = (Vec::new(), Vec::new());
+        maps.read(c"/proc/self/maps", |line| {
+            if let Some(area) = Area::parse(line).filter(is_code) {
+                areas.push((area.start, area.end));
+                originals.extend(Original::of(&area));
+            }
+        });
+        self.found(&areas);
+        let pages = Pages::open();
+        originals.retain(|original| pages.as_ref().is_some_and(|pages| pages.are_the_files(original)));
+        self.twins.retain(|twin| originals.iter().any(|original| twin.is_of(original)));
+        originals.retain(|original| !self.twins.iter().any(|twin| twin.is_of(original)));
+        self.state = State::Lent;
+        if originals.is_empty() {
+            return;
+        }
+        let mut new: Vec<Twin> = originals.into_iter().filter_map(Twin::new).collect();
+        maps.read(c"/proc/self/maps", |line| {
+            let Some(area) = Area::parse(line) else { return };
+            if let Some(at) = new.iter().position(|twin| twin.is(&area)) {
+                self.twins.push(new.swap_remove(at));
+            }
+        });
+    }
+
+    /// From here on the child that knows of them gets the twins; after [`Code::pair`].
+    pub fn lend(&mut self) {
+        self.twins.retain(Twin::lend);
+        for area in &self.areas {
+            let has_twin = |twin: &Twin| (twin.original.start, twin.original.end) == *area;
+            if !self.twins.iter().any(has_twin) {
+                advise(*area, Advice::LinuxDoFork);
+            }
+        }
     }
 
     /// Was there a fork that did not ask, and whose child had to do without, as far as is known? Events lock held.
     pub fn was_forked(&mut self, kernel: &Linux) -> bool {
-        if let Some(aside) = self.aside.filter(|_| self.kept && !self.forked) {
+        if let Some(aside) = self.aside.filter(|_| self.state == State::Kept && !self.forked) {
             match kernel.move_pages(aside, TELLTALE.0.get() as usize, PAGE, false) {
                 Ok(()) => {
                     let _ = kernel.drop_frames(aside, PAGE);

@@ -9,7 +9,8 @@
 //! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
 
 use crate::keeper::{self, Keeper};
-use crate::{dispatch, heir, memory, sys};
+use crate::maps::Maps;
+use crate::{dispatch, heir, memory, sys, twin};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use rustix::io::Errno;
@@ -86,7 +87,7 @@ pub extern "C" fn child() {
 /// In the child of a clone after [`bequeath`]: comes back when what was out can be read.
 pub fn child_inherits() {
     HEIR.store(WAITING, Ordering::SeqCst);
-    if !begin() {
+    if !twin::come_in() || !begin() {
         HEIR.store(LOST, Ordering::SeqCst);
     }
     let mut patience = 600;
@@ -277,21 +278,30 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
     let home = keeper.engine.bring_home(server);
     if home {
         let _events = keeper.engine.events.read();
-        keeper.code.lock().lend(&keeper.engine.kernel);
+        keeper.code.lock().give(&keeper.engine.kernel);
     }
     home
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
-fn hand_over(keeper: &Keeper) -> bool {
-    let Some((still, file)) = heir::bequeath(&keeper.engine) else { return false };
+fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
+    {
+        let _events = keeper.engine.events.read();
+        keeper.code.lock().was_forked(&keeper.engine.kernel);
+    }
+    keeper.code.lock().pair(maps);
+    let Some((still, file)) = heir::bequeath(&keeper.engine) else {
+        keeper.code.lock().keep();
+        return false;
+    };
     let Some(token) = keeper.lend(&file) else {
         drop(still);
+        keeper.code.lock().keep();
         file.give_up(&keeper.engine);
         return false;
     };
     heir::TOKEN.store(token, Ordering::SeqCst);
-    keeper.code.lock().lend(&keeper.engine.kernel);
+    keeper.code.lock().lend();
     answer(BEQUEATHED);
     let end = heard_after(BEQUEATHED).unwrap_or(CLONED);
     keeper.code.lock().keep();
@@ -328,6 +338,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     let keeper = unsafe { &*(keeper as *const Keeper) };
     let engine = &keeper.engine;
     let mut server = alloc::boxed::Box::new(Server::new());
+    let mut maps = Maps::new();
     // Forks that found no engine: new ones find it.
     while UNASKED.load(Ordering::SeqCst) != 0 {
         let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 });
@@ -347,7 +358,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
                 answer(if home { GRANTED } else { REFUSED });
             }
             BEQUEATH => {
-                let done = hand_over(keeper);
+                let done = hand_over(keeper, &mut maps);
                 answer(if done { GRANTED } else { REFUSED });
             }
             SETTLE => {

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::code::{is_code, Code};
 use crate::devices::Devices;
 use crate::link::{self, Link};
+use crate::maps::Maps;
 use crate::part::Part;
 use crate::{exit, fork, heir, memory, sys, task, wrap};
 use alloc::boxed::Box;
@@ -661,42 +662,6 @@ impl Life {
             }
             // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
             let _ = engine.adopt(start, end);
-        }
-    }
-}
-
-/// `/proc/self/maps` and the like, line by line.
-struct Maps {
-    buffer: Box<[u8]>,
-}
-
-impl Maps {
-    fn new() -> Self {
-        Self { buffer: alloc::vec![0; 64 << 10].into_boxed_slice() }
-    }
-
-    fn read(&mut self, path: &core::ffi::CStr, mut each: impl FnMut(&[u8])) {
-        let Ok(file) = rustix::fs::open(
-            path,
-            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        ) else {
-            return;
-        };
-        let mut kept = 0;
-        loop {
-            let n = match rustix::io::read(file.as_fd(), &mut self.buffer[kept..]) {
-                Ok(n) if n > 0 => n,
-                _ => return,
-            };
-            let filled = kept + n;
-            let mut start = 0;
-            while let Some(len) = self.buffer[start..filled].iter().position(|byte| *byte == b'\n') {
-                each(&self.buffer[start..start + len]);
-                start += len + 1;
-            }
-            self.buffer.copy_within(start..filled, 0);
-            kept = filled - start;
         }
     }
 }

@@ -17,12 +17,14 @@
 //! | task | raw clones: the keeper and its threads |
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper's life: watch, take up, follow, end |
+//! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |
 //! | clock | how long the program has run |
 //! | fork | `fork` while pages are out: who may when |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
 //! | code | what a fork past libc does not get |
+//! | twin | how one that asks gets it all the same |
 //! | exit | what the kernel touches when a thread exits |
 //! | wrap | the functions of libc that are replaced |
 #![no_std]
@@ -37,10 +39,12 @@ mod fork;
 mod heir;
 mod keeper;
 mod link;
+mod maps;
 mod memory;
 mod part;
 mod sys;
 mod task;
+mod twin;
 mod wrap;
 
 use core::ffi::{c_char, c_int, CStr};

@@ -19,6 +19,7 @@ use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
+use pageout::space::PAGE;
 use rustix::io::Errno;
 
 extern "C" {
@@ -463,6 +464,62 @@ extern "C" fn cloned(child: *mut c_void) -> c_int {
     (child.main)(child.argument)
 }
 
+// What libc's `clone` does, with the child's argument for [`cloned`]. Not libc's: its code may not be there yet.
+core::arch::global_asm!(
+    ".type pageout_bare_clone, @function",
+    ".hidden pageout_bare_clone",
+    "pageout_bare_clone:",
+    "and rsi, -16",
+    "sub rsi, 16",
+    "mov [rsi], r9",
+    "mov r10, rcx",
+    "mov eax, 56",
+    "syscall",
+    "test rax, rax",
+    "jz 2f",
+    "ret",
+    "2:",
+    "xor ebp, ebp",
+    "mov rdi, [rsp]",
+    "call {cloned}",
+    "mov edi, eax",
+    "mov eax, 60",
+    "syscall",
+    "ud2",
+    ".size pageout_bare_clone, . - pageout_bare_clone",
+    cloned = sym cloned,
+);
+
+extern "C" {
+    fn pageout_bare_clone(
+        flags: c_long,
+        stack: *mut c_void,
+        parent: *mut c_void,
+        child: *mut c_void,
+        tls: *mut c_void,
+        argument: *mut c_void,
+    ) -> c_long;
+}
+
+/// Brings in what a clone reads or writes: after [`fork::bequeath`] nobody gets a page until it is done.
+fn bring_in(address: usize, len: usize) {
+    const MADV_POPULATE_WRITE: usize = 23;
+    let start = address & !(PAGE - 1);
+    let len = address.wrapping_add(len).wrapping_sub(start);
+    // SAFETY: changes no content. What is not memory is the clone's to refuse.
+    let _ = unsafe { sys::call(raw::__NR_madvise, start, len, MADV_POPULATE_WRITE, 0) };
+}
+
+/// The same for where it says who the child is.
+fn bring_in_ids(flags: u64, parent: usize, child: usize) {
+    if flags & u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_PIDFD) != 0 {
+        bring_in(parent, 4);
+    }
+    if flags & u64::from(raw::CLONE_CHILD_SETTID) != 0 {
+        bring_in(child, 4);
+    }
+}
+
 /// See the table of this module. Takes what libc's takes in `...`, there or not.
 ///
 /// # Safety
@@ -479,20 +536,27 @@ pub unsafe extern "C" fn clone(
 ) -> c_int {
     // SAFETY: libc's function of that name.
     let next: Clone = unsafe { core::mem::transmute(CLONE.get()) };
-    let (Some(start), false) = (main, flags as u32 & raw::CLONE_VM != 0) else {
+    let (Some(start), false, false) = (main, stack.is_null(), flags as u32 & raw::CLONE_VM != 0) else {
         // SAFETY: as the caller promises.
         return unsafe { next(main, stack, flags, argument, parent, tls, child) };
     };
     let turn = fork::before();
-    if turn.is_out() && !fork::bequeath() {
-        turn.end();
-        return fail(Errno::NOMEM);
+    if turn.is_out() {
+        bring_in((stack as usize).wrapping_sub(32), 32);
+        bring_in_ids(flags as u64, parent as usize, child as usize);
+        if !fork::bequeath() {
+            turn.end();
+            return fail(Errno::NOMEM);
+        }
     }
     let mut both = Cloned { main: start, argument, turn };
     // SAFETY: as the caller promises; the child reads its own copy of `both`.
-    let id = unsafe { next(Some(cloned), stack, flags, (&raw mut both).cast(), parent, tls, child) };
-    end_clone(both.turn, id.into());
-    id
+    let id = unsafe { pageout_bare_clone(flags.into(), stack, parent, child, tls, (&raw mut both).cast()) };
+    end_clone(both.turn, id);
+    if id < 0 {
+        return fail(Errno::from_raw_os_error(-id as i32));
+    }
+    id as c_int
 }
 
 // What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.
@@ -591,6 +655,16 @@ unsafe extern "C" fn by_number(
             _ => 0,
         };
         let mut turn = fork::before();
+        match number as u32 {
+            raw::__NR_clone if turn.is_out() => bring_in_ids(a as u64, c, d),
+            raw::__NR_clone3 if turn.is_out() => {
+                bring_in(a, b);
+                let [flags, pidfd, child, parent] = *(a as *const [u64; 4]);
+                bring_in_ids(flags, parent as usize, child as usize);
+                bring_in(pidfd as usize, 4);
+            }
+            _ => {}
+        }
         // The child returns elsewhere if it has a stack of its own.
         if turn.is_out() && !(if stack == 0 { fork::bequeath() } else { turn.bring_home() }) {
             turn.end();

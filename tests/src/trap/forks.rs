@@ -1,7 +1,7 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
 use super::load::{together, Churn, Dice};
-use super::span::{BLOCK, PAGE};
+use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -30,6 +30,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
     Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
         .may_log(),
+    Trap::new("fork-code-files", "code of files: written to, deleted, replaced, and forks", fork_code_files),
+    Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
         .need_not_swap(),
 ];
@@ -417,6 +419,44 @@ fn fork_asm(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+/// What other forks' children get is not there for these.
+fn fork_asm_beside(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut dice = Dice::new(4);
+            let (mut right, mut refused) = (0, 0);
+            while !stop.load(Ordering::Relaxed) {
+                let far = dice.roll(field.pages() - 64);
+                let child = fork_by_instruction(|| field.part(far * PAGE, 64 * PAGE).check(1))?;
+                if right_or_refused(child)? {
+                    right += 1;
+                } else {
+                    refused += 1;
+                }
+            }
+            eprintln!("{right} children were right, {refused} refused");
+            Ok(())
+        });
+        let mut dice = Dice::new(5);
+        let mut stack = vec![0u8; 256 << 10];
+        let deadline = ctx.deadline();
+        let done = (|| {
+            while std::time::Instant::now() < deadline {
+                let far = dice.roll(field.pages() - 64);
+                let part = field.part(far * PAGE, 64 * PAGE);
+                sys::wait_for(sys::fork(|| part.check(1))?, 0)?;
+                sys::wait_for(sys::fork_on(&mut stack, &|| part.check(1))?, 0)?;
+            }
+            ballast.walk()
+        })();
+        stop.store(true, Ordering::Relaxed);
+        done.and(other.join().expect("the thread does not panic"))
+    })?;
+    field.check(1)
+}
+
 fn fork_asm_fits(ctx: &Ctx) -> Outcome {
     let field = sys::map(ctx.size / 16)?;
     for generation in 1..20 {
@@ -471,4 +511,41 @@ fn fork_code(ctx: &Ctx) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         done.and(changer.join().expect("the thread does not panic"))
     })
+}
+
+/// What can be executed and is of a file: the child has what its parent has, also what the file has not.
+fn fork_code_files(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 4 * PAGE;
+    const CODE: libc::c_int = libc::PROT_READ | libc::PROT_EXEC;
+    let (field, mut ballast) = ctx.evicted()?;
+    let path = std::env::temp_dir().join(format!("pageout-code-{}", std::process::id()));
+    std::fs::write(&path, [1; LEN])?;
+    let (file, other) = (std::fs::File::open(&path)?, sys::scratch_file(0)?);
+    sys::write_all(other.as_raw_fd(), &[2; LEN])?;
+    let map = |at: usize, fd: i32| -> Result<*mut u8, Stop> {
+        let flags = libc::MAP_PRIVATE | if at == 0 { 0 } else { libc::MAP_FIXED };
+        Ok(sys::map_file(at, LEN, CODE, flags, fd)?.start as *mut u8)
+    };
+    let (file, other) = (file.as_raw_fd(), other.as_raw_fd());
+    let (same, patched, replaced, deleted) = (map(0, file)?, map(0, file)?, map(0, file)?, map(0, other)?);
+    for wanted in [[1, 1, 1, 2], [1, 9, 1, 2], [1, 9, 2, 2]] {
+        let child = sys::fork(|| {
+            // SAFETY: mapped above.
+            let found = [same, patched, replaced, deleted].map(|code| unsafe { code.read_volatile() });
+            ensure!(found == wanted, "{found:?} instead of {wanted:?}");
+            field.part(0, 64 * PAGE).check(1)
+        })?;
+        sys::wait_for(child, 0)?;
+        if wanted[1] == 1 {
+            sys::protect(Span::new(patched as usize, LEN), sys::RW)?;
+            // SAFETY: mapped above.
+            unsafe { patched.write_volatile(9) };
+            sys::protect(Span::new(patched as usize, LEN), CODE)?;
+        } else {
+            map(replaced as usize, other)?;
+        }
+        ballast.walk()?;
+    }
+    std::fs::remove_file(path)?;
+    field.check(1)
 }

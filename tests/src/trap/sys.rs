@@ -225,6 +225,18 @@ pub fn fork(work: impl FnOnce() -> Outcome) -> Result<pid_t, Stop> {
     Ok(pid)
 }
 
+/// The same by `clone`, the child on a stack of its own.
+pub fn fork_on(stack: &mut [u8], work: &dyn Fn() -> Outcome) -> Result<pid_t, Stop> {
+    extern "C" fn main(work: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: what is given below; the child has a copy of it.
+        leave(unsafe { *work.cast::<&dyn Fn() -> Outcome>() }())
+    }
+    let top = stack.as_mut_ptr_range().end;
+    // SAFETY: the child goes down from the stack's end, and leaves by `_exit`.
+    let pid = unsafe { libc::clone(main, top.cast(), libc::SIGCHLD, (&raw const work).cast_mut().cast()) };
+    ret("clone", pid)
+}
+
 /// Ends the process, without destructors, with the status that tells the outcome.
 pub fn leave(outcome: Outcome) -> ! {
     let status = match &outcome {

@@ -15,6 +15,8 @@ pub struct Area<'a> {
     pub end: usize,
     /// `rw-p` and the like.
     pub permissions: &'a [u8],
+    /// Offset, device and inode, as they are written there.
+    pub backing: &'a [u8],
     /// Nothing for anonymous memory, else a path or `[name]`.
     pub name: &'a [u8],
 }
@@ -22,12 +24,13 @@ pub struct Area<'a> {
 impl<'a> Area<'a> {
     /// Reads a line without its newline.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
-        let mut fields = line.splitn(6, |b| *b == b' ');
+        let mut fields = line.splitn(3, |b| *b == b' ');
         let mut range = fields.next()?.splitn(2, |b| *b == b'-');
         let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
-        let permissions = fields.next()?;
-        let name = fields.nth(3).unwrap_or(b"").trim_ascii();
-        Some(Self { start, end, permissions, name })
+        let (permissions, rest) = (fields.next()?, fields.next()?);
+        let spaces = rest.iter().enumerate().filter(|(_, b)| **b == b' ');
+        let (backing, name) = rest.split_at(spaces.map(|(at, _)| at).nth(2).unwrap_or(rest.len()));
+        Some(Self { start, end, permissions, backing, name: name.trim_ascii() })
     }
 
     /// Private anonymous memory that the program reads and writes.
@@ -109,6 +112,7 @@ mod tests {
         let area = Area::parse(b"55d0-55e0 rw-p 00000000 00:00 0                          [heap]").unwrap();
         assert_eq!((area.start, area.end, area.name), (0x55d0, 0x55e0, &b"[heap]"[..]));
         assert!(area.is_adoptable());
+        assert_eq!((area.permissions, area.backing), (&b"rw-p"[..], &b"00000000 00:00 0"[..]));
         let area = Area::parse(b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 ").unwrap();
         assert!(area.is_adoptable());
         for other in [

@@ -1,0 +1,182 @@
+//! Code for the child of a fork that asks, and for nobody else's: what was kept from children ([`crate::code`]) could
+//! be lent for the time of the clone, but then the child of another thread, which forks past libc just then, has it too.
+//!
+//! So the code of a file has a twin: the same part of the file mapped once more, without access. It is the twins that
+//! are lent. The child begins in this library, whose code is kept from nobody, and moves them to where the code was
+//! before it calls anything else; a child that does not know of them has no code to run.
+//!
+//! Without a twin, and lent as it is: code that is not of a file, that has been written to (a debugger, a hook), or
+//! whose file cannot be opened any more.
+
+use crate::sys;
+use alloc::boxed::Box;
+use alloc::ffi::CString;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use linux_raw_sys::general as raw;
+use pageout::space::discover::Area;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{madvise, mmap, munmap, Advice, MapFlags, ProtFlags};
+
+/// Most twins that a child can find.
+const MOST: usize = 1024;
+/// Start and end of the code, its protection, its twin's start.
+static LENT: [[AtomicUsize; 4]; MOST] = [const { [const { AtomicUsize::new(0) }; 4] }; MOST];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Code of a file, as maps has it.
+pub struct Original {
+    pub start: usize,
+    pub end: usize,
+    protection: u32,
+    /// Offset, device, inode.
+    backing: Box<[u8]>,
+    path: CString,
+}
+
+impl Original {
+    /// `None`: not of a file, or it may be written to.
+    pub fn of(area: &Area<'_>) -> Option<Self> {
+        let protection = match area.permissions {
+            b"r-xp" => raw::PROT_READ | raw::PROT_EXEC,
+            b"--xp" => raw::PROT_EXEC,
+            _ => return None,
+        };
+        area.name.starts_with(b"/").then_some(())?;
+        let path = CString::new(area.name).ok()?;
+        Some(Self { start: area.start, end: area.end, protection, backing: area.backing.into(), path })
+    }
+
+    /// Where in its file it begins.
+    fn offset(&self) -> Option<u64> {
+        let digits = self.backing.split(|byte| *byte == b' ').next()?;
+        u64::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+    }
+}
+
+/// The second mapping of some code. Children do not get it until it is lent.
+pub struct Twin {
+    pub original: Original,
+    at: usize,
+}
+
+impl Twin {
+    /// `None`: the file cannot be opened. What was opened may be another one by now: see [`Twin::is`].
+    pub fn new(original: Original) -> Option<Self> {
+        let file = open(original.path.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let len = original.end - original.start;
+        let (offset, flags) = (original.offset()?, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping.
+        let at =
+            unsafe { mmap(core::ptr::null_mut(), len, ProtFlags::empty(), flags, &file, offset) }.ok()?;
+        let twin = Self { original, at: at as usize };
+        twin.advise(Advice::LinuxDontFork);
+        Some(twin)
+    }
+
+    /// Is this its line of maps, and of the same file as the original's?
+    pub fn is(&self, area: &Area<'_>) -> bool {
+        let len = self.original.end - self.original.start;
+        (area.start, area.end) == (self.at, self.at + len) && *area.backing == *self.original.backing
+    }
+
+    /// Is it still the twin of this?
+    pub fn is_of(&self, other: &Original) -> bool {
+        let key = |one: &Original| (one.start, one.end, one.protection);
+        key(&self.original) == key(other) && self.original.backing == other.backing
+    }
+
+    /// From here on children get it. False: they would not find it.
+    pub fn lend(&self) -> bool {
+        let count = COUNT.load(Ordering::Relaxed);
+        let Some(entry) = LENT.get(count) else { return false };
+        let Original { start, end, protection, .. } = self.original;
+        for (word, value) in entry.iter().zip([start, end, protection as usize, self.at]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        COUNT.store(count + 1, Ordering::Relaxed);
+        self.advise(Advice::LinuxDoFork);
+        true
+    }
+
+    /// From here on they do not.
+    pub fn keep(&self) {
+        self.advise(Advice::LinuxDontFork);
+        COUNT.store(0, Ordering::Relaxed);
+    }
+
+    fn advise(&self, advice: Advice) {
+        // SAFETY: changes what children get, and nothing else.
+        let _ = unsafe { madvise(self.at as *mut _, self.original.end - self.original.start, advice) };
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        let _ = unsafe { munmap(self.at as *mut _, self.original.end - self.original.start) };
+    }
+}
+
+/// Tells pages of a file from what was written in their place.
+pub struct Pages(OwnedFd);
+
+impl Pages {
+    /// Of this process.
+    pub fn open() -> Option<Self> {
+        open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Self)
+    }
+
+    /// Is all of it as in the file?
+    pub fn are_the_files(&self, original: &Original) -> bool {
+        /// `_IOWR('f', 16, struct pm_scan_arg)`, Linux 6.7.
+        const PAGEMAP_SCAN: usize = 0xc060_6610;
+        let file = u64::from(raw::PAGE_IS_FILE);
+        let there = u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED);
+        let mut found = [0u64; 3];
+        let scan = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: 0,
+            start: original.start as u64,
+            end: original.end as u64,
+            walk_end: 0,
+            vec: found.as_mut_ptr() as u64,
+            vec_len: 1,
+            max_pages: 1,
+            category_inverted: file,
+            category_mask: file,
+            category_anyof_mask: there,
+            return_mask: there,
+        };
+        let fd = self.0.as_raw_fd() as usize;
+        // SAFETY: both structures are as long as they say.
+        unsafe { sys::call(raw::__NR_ioctl, fd, PAGEMAP_SCAN, &raw const scan as usize, 0) == Ok(0) }
+    }
+}
+
+/// In the child, before anything else: puts the code where it was. Calls nothing, for there is no other code. False:
+/// it cannot be.
+pub fn come_in() -> bool {
+    for entry in &LENT[..COUNT.swap(0, Ordering::Relaxed).min(MOST)] {
+        let [start, end, protection, at] =
+            [0, 1, 2, 3].map(|word: usize| entry[word].load(Ordering::Relaxed));
+        let len = end - start;
+        let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | raw::MAP_FIXED_NOREPLACE;
+        let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED;
+        // SAFETY: the addresses are free, or were just taken for this; the twin is ours.
+        let there = unsafe {
+            match sys::call6(raw::__NR_mmap, [start, len, 0, flags as usize, usize::MAX, 0]) {
+                Ok(_) => sys::call6(raw::__NR_mremap, [at, len, len, how as usize, start, 0])
+                    .and_then(|_| sys::call(raw::__NR_mprotect, start, len, protection, 0)),
+                // Something else has come there meanwhile, which was not kept from the child.
+                Err(Errno::EXIST) => sys::call(raw::__NR_munmap, at, len, 0, 0),
+                Err(errno) => Err(errno),
+            }
+        };
+        if there.is_err() {
+            return false;
+        }
+    }
+    true
+}
