@@ -36,8 +36,11 @@ static TELLTALE: Page = Page(UnsafeCell::new([0; PAGE]));
 pub struct Code {
     /// Start and end, ascending.
     areas: Vec<(usize, usize)>,
+    /// By where their originals begin.
     twins: Vec<Twin>,
     state: State,
+    /// How often it was lent.
+    loans: u32,
     /// A hole of the engine's own, to move the telltale to.
     aside: Option<usize>,
     /// It told.
@@ -67,19 +70,38 @@ impl Code {
     /// These areas, which children get.
     pub fn new(areas: Vec<(usize, usize)>, kernel: &Linux) -> Self {
         let aside = memory::map(PAGE, PAGE).ok().filter(|aside| kernel.register(*aside, PAGE).is_ok());
-        Self { areas, twins: Vec::new(), state: State::Given, aside, forked: false }
+        Self { areas, twins: Vec::new(), state: State::Given, loans: 0, aside, forked: false }
     }
 
-    /// This is what there is now. Nothing: it could not be read.
-    pub fn found(&mut self, areas: &[(usize, usize)]) {
-        if areas.is_empty() || self.state == State::Lent {
+    /// To be asked before a look for [`Code::found`].
+    pub fn loans(&self) -> u32 {
+        self.loans
+    }
+
+    /// This is what there is now. False: it was lent since the look began, which may be of no use.
+    pub fn found(&mut self, areas: &[(usize, usize)], loans: u32) -> bool {
+        if self.state == State::Lent || self.loans != loans {
+            return false;
+        }
+        self.replace(areas);
+        if self.state == State::Kept {
+            // What is at the same place may be new.
+            self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
+        }
+        // A file that is not used any more must not seem to be: it may be on what is to be unmounted.
+        self.twins.retain(|twin| areas.binary_search(&twin.place()).is_ok());
+        true
+    }
+
+    /// None: they could not be read.
+    fn replace(&mut self, areas: &[(usize, usize)]) {
+        if areas.is_empty() {
             return;
         }
         if self.state == State::Kept {
-            // What they were may be anything by now, and what is at the same place may be new.
+            // What they were may be anything by now.
             let gone = self.areas.iter().filter(|area| areas.binary_search(area).is_err());
             gone.for_each(|area| advise(*area, Advice::LinuxDoFork));
-            areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
         }
         self.areas.clear();
         self.areas.extend_from_slice(areas);
@@ -114,30 +136,38 @@ impl Code {
                 originals.extend(Original::of(&area));
             }
         });
-        self.found(&areas);
-        let pages = Pages::open();
-        originals.retain(|original| pages.as_ref().is_some_and(|pages| pages.are_the_files(original)));
-        self.twins.retain(|twin| originals.iter().any(|original| twin.is_of(original)));
-        originals.retain(|original| !self.twins.iter().any(|twin| twin.is_of(original)));
-        self.state = State::Lent;
-        if originals.is_empty() {
+        self.replace(&areas);
+        (self.state, self.loans) = (State::Lent, self.loans.wrapping_add(1));
+        let original_of = |twin: &Twin| {
+            let at = originals.binary_search_by_key(&twin.original.start, |original| original.start).ok()?;
+            twin.is_of(&originals[at]).then_some(at)
+        };
+        let mut paired = alloc::vec![false; originals.len()];
+        self.twins.retain(|twin| original_of(twin).inspect(|at| paired[*at] = true).is_some());
+        let lone =
+            originals.into_iter().zip(paired).filter_map(|(original, paired)| (!paired).then_some(original));
+        let mut new: Vec<Twin> = lone.filter_map(Twin::new).collect();
+        if new.is_empty() {
             return;
         }
-        let mut new: Vec<Twin> = originals.into_iter().filter_map(Twin::new).collect();
         maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
             if let Some(at) = new.iter().position(|twin| twin.is(&area)) {
                 self.twins.push(new.swap_remove(at));
             }
         });
+        self.twins.sort_unstable_by_key(Twin::place);
     }
 
-    /// From here on the child that knows of them gets the twins; after [`Code::pair`].
+    /// From here on the child that knows of them gets the twins; after [`Code::pair`]. Code may have been written to, or
+    /// have made room for something else, until now.
     pub fn lend(&mut self) {
-        self.twins.retain(Twin::lend);
+        let pages = Pages::open();
         for area in &self.areas {
-            let has_twin = |twin: &Twin| (twin.original.start, twin.original.end) == *area;
-            if !self.twins.iter().any(has_twin) {
+            let twin = self.twins.binary_search_by_key(area, Twin::place).ok().map(|at| &self.twins[at]);
+            let alike =
+                |twin: &&Twin| pages.as_ref().is_some_and(|pages| pages.are_the_files(&twin.original));
+            if !twin.filter(alike).is_some_and(Twin::lend) {
                 advise(*area, Advice::LinuxDoFork);
             }
         }

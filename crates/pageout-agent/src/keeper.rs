@@ -646,8 +646,11 @@ impl Life {
     /// Adopts areas that are there and not managed yet.
     fn look_around(&mut self, keeper: &'static Keeper) {
         let engine = &keeper.engine;
+        let loans = keeper.code.lock().loans();
         self.find_areas();
-        keeper.code.lock().found(&self.code);
+        if !keeper.code.lock().found(&self.code, loans) {
+            self.scanned = (0, 0, 0);
+        }
         let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
         {
             let regions = engine.events.read();

@@ -60,6 +60,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
         fork::prepare_process(path);
         wrap::prepare_process();
+        twin::prepare_process();
         exit::prepare_process();
         keeper::start(path);
     }

@@ -1,29 +1,38 @@
 //! Code for the child of a fork that asks, and for nobody else's: what was kept from children ([`crate::code`]) could
 //! be lent for the time of the clone, but then the child of another thread, which forks past libc just then, has it too.
 //!
-//! So the code of a file has a twin: the same part of the file mapped once more, without access. It is the twins that
-//! are lent. The child begins in this library, whose code is kept from nobody, and moves them to where the code was
-//! before it calls anything else; a child that does not know of them has no code to run.
+//! So the code of a file has a twin: the same part of the file mapped once more, without access while it is not lent. It
+//! is the twins that are lent. The child begins in this library, whose code is kept from nobody, and moves them to where
+//! the code was before it calls anything else; a child that does not know of them has no code to run.
 //!
 //! Without a twin, and lent as it is: code that is not of a file, that has been written to (a debugger, a hook), or
-//! whose file cannot be opened any more.
+//! whose file cannot be opened any more or has changed since; and all where what has no access may not be made code.
 
 use crate::sys;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{madvise, mmap, munmap, Advice, MapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, munlock, munmap, Advice, MapFlags, ProtFlags};
+use rustix::time::{clock_gettime, ClockId};
 
 /// Most twins that a child can find.
 const MOST: usize = 1024;
-/// Start and end of the code, its protection, its twin's start.
-static LENT: [[AtomicUsize; 4]; MOST] = [const { [const { AtomicUsize::new(0) }; 4] }; MOST];
+/// Start and end of the code, its twin's start.
+static LENT: [[AtomicUsize; 3]; MOST] = [const { [const { AtomicUsize::new(0) }; 3] }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// When the program began, in ns, by the clock that files are dated by.
+static BEGAN: AtomicI64 = AtomicI64::new(0);
+
+/// Before `main`.
+pub fn prepare_process() {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    BEGAN.store(now.tv_sec * 1_000_000_000 + now.tv_nsec, Ordering::Relaxed);
+}
 
 /// Code of a file, as maps has it.
 pub struct Original {
@@ -62,9 +71,17 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// `None`: the file cannot be opened. What was opened may be another one by now: see [`Twin::is`].
+    /// `None`: the file cannot be opened, or it has changed since the program began: what is mapped may be what it was
+    /// before (overlayfs). What was opened may be another one by now: see [`Twin::is`].
     pub fn new(original: Original) -> Option<Self> {
-        let file = open(original.path.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        // Not to wait for whoever writes to what is no file.
+        let how = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = open(original.path.as_c_str(), how, Mode::empty()).ok()?;
+        let seen = fstat(&file).ok()?;
+        let changed = seen.st_ctime as i64 * 1_000_000_000 + seen.st_ctime_nsec as i64;
+        if changed >= BEGAN.load(Ordering::Relaxed) {
+            return None;
+        }
         let len = original.end - original.start;
         let (offset, flags) = (original.offset()?, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping.
@@ -72,6 +89,9 @@ impl Twin {
             unsafe { mmap(core::ptr::null_mut(), len, ProtFlags::empty(), flags, &file, offset) }.ok()?;
         let twin = Self { original, at: at as usize };
         twin.advise(Advice::LinuxDontFork);
+        // Under mlockall(MCL_FUTURE) it would count as locked.
+        // SAFETY: our own mapping.
+        let _ = unsafe { munlock(at, len) };
         Some(twin)
     }
 
@@ -87,12 +107,19 @@ impl Twin {
         key(&self.original) == key(other) && self.original.backing == other.backing
     }
 
-    /// From here on children get it. False: they would not find it.
+    /// Start and end of its original.
+    pub fn place(&self) -> (usize, usize) {
+        (self.original.start, self.original.end)
+    }
+
+    /// From here on children get it. False: they would not find it, or it must not be code. The child itself changes no
+    /// protection: it may be forbidden to, and then it is too late.
     pub fn lend(&self) -> bool {
         let count = COUNT.load(Ordering::Relaxed);
-        let Some(entry) = LENT.get(count) else { return false };
-        let Original { start, end, protection, .. } = self.original;
-        for (word, value) in entry.iter().zip([start, end, protection as usize, self.at]) {
+        let Some(entry) = LENT.get(count).filter(|_| self.protect(self.original.protection)) else {
+            return false;
+        };
+        for (word, value) in entry.iter().zip([self.original.start, self.original.end, self.at]) {
             word.store(value, Ordering::Relaxed);
         }
         COUNT.store(count + 1, Ordering::Relaxed);
@@ -103,7 +130,14 @@ impl Twin {
     /// From here on they do not.
     pub fn keep(&self) {
         self.advise(Advice::LinuxDontFork);
+        self.protect(raw::PROT_NONE);
         COUNT.store(0, Ordering::Relaxed);
+    }
+
+    fn protect(&self, protection: u32) -> bool {
+        let len = self.original.end - self.original.start;
+        // SAFETY: our own mapping.
+        unsafe { sys::call(raw::__NR_mprotect, self.at, len, protection as usize, 0) }.is_ok()
     }
 
     fn advise(&self, advice: Advice) {
@@ -159,16 +193,14 @@ impl Pages {
 /// it cannot be.
 pub fn come_in() -> bool {
     for entry in &LENT[..COUNT.swap(0, Ordering::Relaxed).min(MOST)] {
-        let [start, end, protection, at] =
-            [0, 1, 2, 3].map(|word: usize| entry[word].load(Ordering::Relaxed));
+        let [start, end, at] = [0, 1, 2].map(|word: usize| entry[word].load(Ordering::Relaxed));
         let len = end - start;
         let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | raw::MAP_FIXED_NOREPLACE;
         let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED;
         // SAFETY: the addresses are free, or were just taken for this; the twin is ours.
         let there = unsafe {
             match sys::call6(raw::__NR_mmap, [start, len, 0, flags as usize, usize::MAX, 0]) {
-                Ok(_) => sys::call6(raw::__NR_mremap, [at, len, len, how as usize, start, 0])
-                    .and_then(|_| sys::call(raw::__NR_mprotect, start, len, protection, 0)),
+                Ok(_) => sys::call6(raw::__NR_mremap, [at, len, len, how as usize, start, 0]),
                 // Something else has come there meanwhile, which was not kept from the child.
                 Err(Errno::EXIST) => sys::call(raw::__NR_munmap, at, len, 0, 0),
                 Err(errno) => Err(errno),

@@ -626,8 +626,9 @@ pub unsafe extern "C" fn syscall(
     }
 }
 
-/// Where clone3's structure has the child's stack.
+/// Where clone3's structure has the child's stack, and where the numbers that it is to have, and how many.
 const CLONE3_STACK: usize = 40;
+const CLONE3_SET_TID: usize = 64;
 
 #[inline(never)]
 unsafe extern "C" fn by_number(
@@ -662,6 +663,10 @@ unsafe extern "C" fn by_number(
                 let [flags, pidfd, child, parent] = *(a as *const [u64; 4]);
                 bring_in_ids(flags, parent as usize, child as usize);
                 bring_in(pidfd as usize, 4);
+                if b >= CLONE3_SET_TID + 16 {
+                    let [ids, count] = *((a + CLONE3_SET_TID) as *const [usize; 2]);
+                    bring_in(ids, count.wrapping_mul(4));
+                }
             }
             _ => {}
         }

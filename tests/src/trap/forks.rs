@@ -31,6 +31,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
         .may_log(),
     Trap::new("fork-code-files", "code of files: written to, deleted, replaced, and forks", fork_code_files),
+    Trap::new("fork-mdwe", "forks where nothing may become code that was none", fork_mdwe).may_log(),
     Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
         .need_not_swap(),
@@ -357,6 +358,16 @@ fn fork_raw(ctx: &Ctx) -> Outcome {
     field.fill(2);
     ballast.walk()?;
     sys::wait_for(child as libc::pid_t, 0)?;
+    // The number that the child is to have lies where memory is out. None that can be had, or allowed, mostly.
+    let mut how = [0u64; 11];
+    (how[4], how[8], how[9]) = (libc::SIGCHLD as u64, field.start as u64, 1);
+    // SAFETY: a plain fork, see above.
+    let child = unsafe { libc::syscall(libc::SYS_clone3, how.as_ptr(), size_of_val(&how)) };
+    match child {
+        0 => sys::leave(Ok(())),
+        1.. => sys::wait_for(child as libc::pid_t, 0)?,
+        _ => {}
+    }
     field.check(2)
 }
 
@@ -457,6 +468,18 @@ fn fork_asm_beside(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+fn fork_mdwe(ctx: &Ctx) -> Outcome {
+    const PR_SET_MDWE: libc::c_int = 65;
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: takes numbers.
+    sys::ret("prctl", unsafe { libc::prctl(PR_SET_MDWE, 1, 0, 0, 0) })?;
+    for _ in 0..2 {
+        sys::wait_for(sys::fork(|| field.part(0, 64 * PAGE).check(1))?, 0)?;
+        ballast.walk()?;
+    }
+    field.check(1)
+}
+
 fn fork_asm_fits(ctx: &Ctx) -> Outcome {
     let field = sys::map(ctx.size / 16)?;
     for generation in 1..20 {
@@ -520,23 +543,27 @@ fn fork_code_files(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let path = std::env::temp_dir().join(format!("pageout-code-{}", std::process::id()));
     std::fs::write(&path, [1; LEN])?;
+    // One that is as it was when the program began, and two that are new.
+    let old = std::fs::File::open(std::env::current_exe()?)?;
     let (file, other) = (std::fs::File::open(&path)?, sys::scratch_file(0)?);
     sys::write_all(other.as_raw_fd(), &[2; LEN])?;
     let map = |at: usize, fd: i32| -> Result<*mut u8, Stop> {
         let flags = libc::MAP_PRIVATE | if at == 0 { 0 } else { libc::MAP_FIXED };
         Ok(sys::map_file(at, LEN, CODE, flags, fd)?.start as *mut u8)
     };
-    let (file, other) = (file.as_raw_fd(), other.as_raw_fd());
-    let (same, patched, replaced, deleted) = (map(0, file)?, map(0, file)?, map(0, file)?, map(0, other)?);
-    for wanted in [[1, 1, 1, 2], [1, 9, 1, 2], [1, 9, 2, 2]] {
+    let (old, file, other) = (old.as_raw_fd(), file.as_raw_fd(), other.as_raw_fd());
+    let codes = [map(0, old)?, map(0, old)?, map(0, old)?, map(0, file)?, map(0, other)?];
+    let [_, patched, replaced, ..] = codes;
+    const FIRST: u8 = 0x7f; // of an executable
+    for wanted in [[FIRST, FIRST, FIRST, 1, 2], [FIRST, 9, FIRST, 1, 2], [FIRST, 9, 2, 1, 2]] {
         let child = sys::fork(|| {
             // SAFETY: mapped above.
-            let found = [same, patched, replaced, deleted].map(|code| unsafe { code.read_volatile() });
+            let found = codes.map(|code| unsafe { code.read_volatile() });
             ensure!(found == wanted, "{found:?} instead of {wanted:?}");
             field.part(0, 64 * PAGE).check(1)
         })?;
         sys::wait_for(child, 0)?;
-        if wanted[1] == 1 {
+        if wanted[1] == FIRST {
             sys::protect(Span::new(patched as usize, LEN), sys::RW)?;
             // SAFETY: mapped above.
             unsafe { patched.write_volatile(9) };
