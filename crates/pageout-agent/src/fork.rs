@@ -3,7 +3,7 @@
 //! The child's areas lose their registration, so whatever is out would read as zeros there. Nothing leaves until the
 //! clone is done. If little is out it comes home first. Else the child inherits the names of the slots ([`heir`]), and
 //! has its engine before it runs one instruction of the program or of libc ([`crate::dispatch`]). Where that cannot be,
-//! all comes home; when that does not fit the limit, `fork` fails with ENOMEM.
+//! or the child would not find run, all comes home; when that does not fit the limit, `fork` fails with ENOMEM.
 //!
 //! A thread that finds no engine announces its fork all the same: an engine that begins meanwhile lets nothing
 //! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
@@ -11,8 +11,10 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::{dispatch, heir, memory, sys, twin};
+use alloc::vec::Vec;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
+use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
@@ -283,8 +285,32 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
     home
 }
 
+/// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
+fn child_finds_run() -> bool {
+    fn of(process: &str) -> Option<(Vec<u8>, Option<(u64, u64)>)> {
+        let mut text = [0u8; 4096];
+        let path = |file: &str| alloc::format!("/proc/{process}/{file}");
+        let status = open(&*path("status"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let n = rustix::io::read(&status, &mut text).ok()?;
+        let users = text[..n].split(|byte| *byte == b'\n').find(|line| line.starts_with(b"Uid:"))?;
+        let root = stat(&*path("root")).ok().map(|root| (root.st_dev, root.st_ino));
+        // Real and effective user.
+        Some((users.split(|byte| *byte == b'\t').take(3).flatten().copied().collect(), root))
+    }
+    match (of(&alloc::format!("{}", keeper::program())), of("self")) {
+        // Some may not be asked for their root.
+        (Some((users, root)), Some((own_users, own_root))) => {
+            users == own_users && (root == own_root || root.is_none())
+        }
+        _ => true,
+    }
+}
+
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
 fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
+    if !child_finds_run() {
+        return false;
+    }
     {
         let _events = keeper.engine.events.read();
         keeper.code.lock().was_forked(&keeper.engine.kernel);
@@ -350,7 +376,8 @@ pub extern "C" fn attend(keeper: usize) -> ! {
         match GATE.load(Ordering::Acquire) {
             ASKED => {
                 engine.stand_still(true);
-                let home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
+                let out = engine.out_pages();
+                let home = (out <= FEW || !child_finds_run()) && bring_home(keeper, &mut server);
                 answer(if home { GRANTED } else { GRANTED_OUT });
             }
             HOME => {

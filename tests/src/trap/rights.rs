@@ -17,6 +17,9 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("chroot-early", "goes into an empty directory before it needs memory", chroot_early)
         .may_refuse(),
     Trap::new("chroot-late", "goes into an empty directory when memory is out", chroot_late),
+    Trap::new("drop-fork", "becomes another user with memory out, and forks", drop_fork).may_log(),
+    Trap::new("chroot-fork", "goes into an empty directory with memory out, and forks", chroot_fork)
+        .may_log(),
     Trap::new("userns-early", "enters a user namespace before it needs memory", userns_early).may_refuse(),
     Trap::new("undumpable", "makes itself unreadable for others of its user", undumpable),
 ];
@@ -172,6 +175,31 @@ fn chroot_early(ctx: &Ctx) -> Outcome {
 
 fn chroot_late(ctx: &Ctx) -> Outcome {
     late(ctx, into_empty_directory)
+}
+
+/// The child is right, or there is none.
+fn fork_after(ctx: &Ctx, act: impl Fn() -> Outcome) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    ballast.walk()?;
+    act()?;
+    // SAFETY: the child calls nothing that keeps state and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        sys::leave(field.check(1));
+    }
+    if child > 0 || sys::errno() != libc::ENOMEM {
+        sys::wait_for(sys::ret("fork", child)?, 0)?;
+    }
+    ballast.walk()?;
+    field.check(1)
+}
+
+fn drop_fork(ctx: &Ctx) -> Outcome {
+    fork_after(ctx, become_nobody)
+}
+
+fn chroot_fork(ctx: &Ctx) -> Outcome {
+    fork_after(ctx, into_empty_directory)
 }
 
 fn userns_early(ctx: &Ctx) -> Outcome {
