@@ -44,6 +44,11 @@ const FOLLOW_SLACK: u64 = 40 << 20;
 const LONGEST_NAP: u64 = 100_000_000;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
+/// After so many looks without new memory that no fault announced.
+const CALM: u64 = 4;
+/// Who lets others run and goes on within so many ns was alone; else he tries again after so many.
+const AT_ONCE: u64 = 50_000;
+const BUSY_NAP: i64 = 500_000;
 /// Areas below this many bytes are not worth a registration.
 const SMALLEST_AREA: usize = 4 * PAGE;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
@@ -105,6 +110,8 @@ pub struct Keeper {
     bequests: Lock<Vec<heir::File>>,
     /// What the child of a fork that does not ask has to do without. After the events lock.
     pub(crate) code: Lock<Code>,
+    /// Where the evictor waits for a CPU.
+    queue: Queue,
     /// Rings when a device is to be cleared.
     pub(crate) clearing: Bell,
 }
@@ -449,8 +456,14 @@ impl Life {
         }
         let bequests = Lock::new(Vec::new(), &BEQUEST_LOCKS);
         let code = Lock::new(Code::new(self.code.clone(), &engine.kernel), &CODE_LOCKS);
-        let keeper: &'static Keeper =
-            Box::leak(Box::new(Keeper { engine, link: self.link, bequests, code, clearing: Bell::new() }));
+        let keeper: &'static Keeper = Box::leak(Box::new(Keeper {
+            engine,
+            link: self.link,
+            bequests,
+            code,
+            clearing: Bell::new(),
+            queue: Queue::new(),
+        }));
         keeper.engine.adopt_registered(&taking.registered);
         if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
             give_up(format_args!(
@@ -533,11 +546,15 @@ impl Life {
             } else if resident > last + 1024 {
                 still = 0;
             }
+            let over = (-engine.budget.load(Ordering::Relaxed) * PAGE as i64).max(self.part.over() as i64);
+            keeper
+                .queue
+                .is_calm(self.evictor, still >= CALM && over < self.settings.limit_bytes as i64 / 128);
             // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
             let far_over = engine.budget.load(Ordering::Relaxed) * (PAGE as i64) < -FAR_OVER;
-            if far_over != self.hurried {
+            if far_over || self.hurried {
                 self.hurried = far_over;
-                sys::hurry(self.evictor, far_over);
+                sys::call_first(self.evictor, far_over);
             }
             if engine.pressed() {
                 engine.kick();
@@ -680,6 +697,41 @@ extern "C" fn serve(keeper: usize) -> ! {
     }
 }
 
+/// Who evicts ahead does so when nobody else wants the CPU: a fault that finds nothing ready lets pages leave itself, at
+/// the cost of who faults. Not while the limit is endangered. It waits between its rounds only, never with a lock.
+struct Queue {
+    calm: AtomicBool,
+    waits: AtomicBool,
+}
+
+impl Queue {
+    const fn new() -> Self {
+        Self { calm: AtomicBool::new(false), waits: AtomicBool::new(false) }
+    }
+
+    /// From `evictor`: comes back when a CPU is idle, or the limit in danger.
+    fn wait(&self, kernel: &Linux) {
+        while self.calm.load(Ordering::Relaxed) {
+            self.waits.store(true, Ordering::SeqCst);
+            let asked = kernel.now();
+            sys::wait_behind(|| self.waits.swap(false, Ordering::SeqCst));
+            if kernel.now() - asked < AT_ONCE {
+                break;
+            }
+            let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: BUSY_NAP });
+        }
+    }
+
+    /// Is the limit in no danger? Else `evictor` waits no longer. At each look, so that it is seen if it began to wait
+    /// meanwhile.
+    fn is_calm(&self, evictor: u32, calm: bool) {
+        self.calm.store(calm, Ordering::Relaxed);
+        if !calm && self.waits.swap(false, Ordering::SeqCst) {
+            sys::call_first(evictor, false);
+        }
+    }
+}
+
 /// The thread that evicts ahead.
 extern "C" fn evict(keeper: usize) -> ! {
     // SAFETY: see `take_up`.
@@ -692,6 +744,7 @@ extern "C" fn evict(keeper: usize) -> ! {
         // There may be more devices since.
         told &= engine.place.is_full();
         let wanted = engine.wanted.heard();
+        keeper.queue.wait(&engine.kernel);
         let round = engine.balance(&mut out);
         if round == Round::Stuck && !told && engine.place.is_full() {
             told = true;

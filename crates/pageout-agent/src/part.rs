@@ -93,6 +93,12 @@ impl Part {
         self.view.smallest
     }
 
+    /// By so many bytes all together were over the limit at the last look.
+    pub fn over(&self) -> u64 {
+        let own = self.place.map_or(0, |(_, seat)| seat.used());
+        (self.view.others + own).saturating_sub(self.limit)
+    }
+
     /// What each process of the tree may grow between two looks, if all together may grow by so many bytes.
     pub fn of_slack(&self, bytes: u64) -> u64 {
         bytes / self.view.processes as u64

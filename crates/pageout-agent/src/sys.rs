@@ -122,6 +122,8 @@ impl Scheduling {
 
     const FIRST: Self = Self { nice: -15, ..Self::ORDINARY };
 
+    const LAST: Self = Self { nice: 19, ..Self::ORDINARY };
+
     const fn real_time(priority: u32) -> Self {
         Self { policy: raw::SCHED_RR, priority, runtime: 0, ..Self::ORDINARY }
     }
@@ -149,8 +151,21 @@ pub fn go_before_all() {
     }
 }
 
-/// Has another thread of the keeper run before every ordinary one, or no longer: only while there is an end to
-/// it in sight.
-pub fn hurry(thread: u32, hurry: bool) {
-    let _ = if hurry { Scheduling::real_time(1) } else { Scheduling::FIRST }.is_granted(thread);
+/// Lets others run that want to, and comes back before ordinary threads; at once where that is not allowed, for who
+/// goes back could not come first again.
+pub fn wait_behind(first: impl FnOnce() -> bool) {
+    if !Scheduling::FIRST.is_granted(0) {
+        return;
+    }
+    let _ = Scheduling::LAST.is_granted(0);
+    rustix::thread::sched_yield();
+    if first() {
+        go_first();
+    }
+}
+
+/// Has another thread of the keeper come before ordinary ones; before all of them: only while there is an end to it in
+/// sight.
+pub fn call_first(thread: u32, before_all: bool) {
+    let _ = if before_all { Scheduling::real_time(1) } else { Scheduling::FIRST }.is_granted(thread);
 }
