@@ -547,9 +547,8 @@ impl Life {
                 still = 0;
             }
             let over = (-engine.budget.load(Ordering::Relaxed) * PAGE as i64).max(self.part.over() as i64);
-            keeper
-                .queue
-                .is_calm(self.evictor, still >= CALM && over < self.settings.limit_bytes as i64 / 128);
+            let calm = still >= CALM && over < self.settings.limit_bytes as i64 / 128;
+            keeper.queue.set_calm(self.evictor, calm);
             // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
             let far_over = engine.budget.load(Ordering::Relaxed) * (PAGE as i64) < -FAR_OVER;
             if far_over || self.hurried {
@@ -722,9 +721,9 @@ impl Queue {
         }
     }
 
-    /// Is the limit in no danger? Else `evictor` waits no longer. At each look, so that it is seen if it began to wait
+    /// The limit is in danger, or not: in danger `evictor` waits no longer. Said at each look, for it may have begun to wait
     /// meanwhile.
-    fn is_calm(&self, evictor: u32, calm: bool) {
+    fn set_calm(&self, evictor: u32, calm: bool) {
         self.calm.store(calm, Ordering::Relaxed);
         if !calm && self.waits.swap(false, Ordering::SeqCst) {
             sys::call_first(evictor, false);

@@ -59,12 +59,17 @@ impl Pagemap {
 
 impl Latency {
     pub fn run(&self) -> Result<Report> {
+        // Half of it before and half after: one puts out what is new, another what is old.
+        let ballast = || -> Result<Option<Map>> {
+            let Some(size) = self.ballast else { return Ok(None) };
+            let mut half = Set { size: Bytes(size.0 / 2), ..self.set.clone() }.map()?;
+            self.set.pattern(1).write(half.words_mut(), 0, None)?;
+            Ok(Some(half))
+        };
+        let before = ballast()?;
         let mut map = self.set.map()?;
         self.set.pattern(0).write(map.words_mut(), 0, None)?;
-        if let Some(size) = self.ballast {
-            let mut ballast = Set { size, ..self.set.clone() }.map()?;
-            self.set.pattern(1).write(ballast.words_mut(), 0, None)?;
-        }
+        drop((before, ballast()?));
         let barrier = Barrier::new(self.set.threads as usize);
         let results: Vec<(Latencies, Duration)> = std::thread::scope(|scope| {
             let tasks: Vec<_> = (0..self.set.threads)
