@@ -287,7 +287,9 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
 
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
 fn child_finds_run() -> bool {
-    fn of(process: &str) -> Option<(Vec<u8>, Option<(u64, u64)>)> {
+    /// Device and inode of the root, where one may ask for it.
+    type Root = Option<(u64, u64)>;
+    fn of(process: &str) -> Option<(Vec<u8>, Root)> {
         let mut text = [0u8; 4096];
         let path = |file: &str| alloc::format!("/proc/{process}/{file}");
         let status = open(&*path("status"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -298,7 +300,6 @@ fn child_finds_run() -> bool {
         Some((users.split(|byte| *byte == b'\t').take(3).flatten().copied().collect(), root))
     }
     match (of(&alloc::format!("{}", keeper::program())), of("self")) {
-        // Some may not be asked for their root.
         (Some((users, root)), Some((own_users, own_root))) => {
             users == own_users && (root == own_root || root.is_none())
         }
