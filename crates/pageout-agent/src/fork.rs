@@ -11,11 +11,13 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::{dispatch, heir, memory, sys, twin};
-use alloc::vec::Vec;
+use alloc::ffi::CString;
+use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
-use rustix::fs::{open, stat, Mode, OFlags};
+use rustix::fs::stat;
 use rustix::io::Errno;
+use rustix::process::{geteuid, getuid};
 use rustix::thread::futex;
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no.
@@ -286,32 +288,23 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
 }
 
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
-fn child_finds_run() -> bool {
-    /// Device and inode of the root, where one may ask for it.
-    type Root = Option<(u64, u64)>;
-    fn of(process: &str) -> Option<(Vec<u8>, Root)> {
-        let mut text = [0u8; 4096];
-        let path = |file: &str| alloc::format!("/proc/{process}/{file}");
-        let status = open(&*path("status"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let n = rustix::io::read(&status, &mut text).ok()?;
-        let users = text[..n].split(|byte| *byte == b'\n').find(|line| line.starts_with(b"Uid:"))?;
-        let root = stat(&*path("root")).ok().map(|root| (root.st_dev, root.st_ino));
-        // Real and effective user.
-        Some((users.split(|byte| *byte == b'\t').take(3).flatten().copied().collect(), root))
-    }
-    match (of(&alloc::format!("{}", keeper::program())), of("self")) {
-        (Some((users, root)), Some((own_users, own_root))) => {
-            users == own_users && (root == own_root || root.is_none())
+fn child_finds_run(maps: &mut Maps) -> bool {
+    let path =
+        |file: &str| CString::new(alloc::format!("/proc/{}/{file}", keeper::program())).unwrap_or_default();
+    let own = alloc::format!("Uid:\t{}\t{}\t", getuid().as_raw(), geteuid().as_raw());
+    let mut same_user = true;
+    maps.read(&path("status"), |line| {
+        if line.starts_with(b"Uid:") {
+            same_user = line.starts_with(own.as_bytes());
         }
-        _ => true,
-    }
+    });
+    let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
+    // Some may not be asked for theirs.
+    same_user && root(&path("root")).is_none_or(|its| root(c"/") == Some(its))
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
 fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
-    if !child_finds_run() {
-        return false;
-    }
     {
         let _events = keeper.engine.events.read();
         keeper.code.lock().was_forked(&keeper.engine.kernel);
@@ -366,6 +359,8 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     let engine = &keeper.engine;
     let mut server = alloc::boxed::Box::new(Server::new());
     let mut maps = Maps::new();
+    // Does the child of the fork that asks?
+    let mut finds_run = true;
     // Forks that found no engine: new ones find it.
     while UNASKED.load(Ordering::SeqCst) != 0 {
         let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 });
@@ -377,8 +372,11 @@ pub extern "C" fn attend(keeper: usize) -> ! {
         match GATE.load(Ordering::Acquire) {
             ASKED => {
                 engine.stand_still(true);
-                let out = engine.out_pages();
-                let home = (out <= FEW || !child_finds_run()) && bring_home(keeper, &mut server);
+                let mut home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
+                if !home {
+                    finds_run = child_finds_run(&mut maps);
+                    home = !finds_run && bring_home(keeper, &mut server);
+                }
                 answer(if home { GRANTED } else { GRANTED_OUT });
             }
             HOME => {
@@ -386,7 +384,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
                 answer(if home { GRANTED } else { REFUSED });
             }
             BEQUEATH => {
-                let done = hand_over(keeper, &mut maps);
+                let done = finds_run && hand_over(keeper, &mut maps);
                 answer(if done { GRANTED } else { REFUSED });
             }
             SETTLE => {

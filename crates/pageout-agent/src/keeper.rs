@@ -546,11 +546,12 @@ impl Life {
             } else if resident > last + 1024 {
                 still = 0;
             }
-            let over = (-engine.budget.load(Ordering::Relaxed) * PAGE as i64).max(self.part.over() as i64);
-            let calm = still >= CALM && over < self.settings.limit_bytes as i64 / 128;
+            let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
+            let holds = over.max(self.part.over() as i64) < self.settings.limit_bytes as i64 / 128;
+            let calm = holds && still >= CALM;
             keeper.queue.set_calm(self.evictor, calm);
             // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
-            let far_over = engine.budget.load(Ordering::Relaxed) * (PAGE as i64) < -FAR_OVER;
+            let far_over = over > FAR_OVER;
             if far_over || self.hurried {
                 self.hurried = far_over;
                 sys::call_first(self.evictor, far_over);
@@ -708,7 +709,7 @@ impl Queue {
         Self { calm: AtomicBool::new(false), waits: AtomicBool::new(false) }
     }
 
-    /// From `evictor`: comes back when a CPU is idle, or the limit in danger.
+    /// From `evictor`, if it may come first: comes back when a CPU is idle, or the limit in danger.
     fn wait(&self, kernel: &Linux) {
         while self.calm.load(Ordering::Relaxed) {
             self.waits.store(true, Ordering::SeqCst);
@@ -737,13 +738,15 @@ extern "C" fn evict(keeper: usize) -> ! {
     let keeper = unsafe { &*(keeper as *const Keeper) };
     let engine = &keeper.engine;
     let mut out = Box::new(Outgoing::new());
-    sys::go_first();
+    let is_first = sys::go_first();
     let mut told = false;
     loop {
         // There may be more devices since.
         told &= engine.place.is_full();
         let wanted = engine.wanted.heard();
-        keeper.queue.wait(&engine.kernel);
+        if is_first {
+            keeper.queue.wait(&engine.kernel);
+        }
         let round = engine.balance(&mut out);
         if round == Round::Stuck && !told && engine.place.is_full() {
             told = true;

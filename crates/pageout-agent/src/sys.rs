@@ -137,9 +137,13 @@ impl Scheduling {
 
 /// Puts the calling thread before ordinary ones, as far as it may: what it does is short, and others wait for
 /// it. Needs CAP_SYS_NICE; without it the thread stays as it is, with a short slice, so that it is at least
-/// woken soon (Linux 6.12). Not a real-time class: an engine that thrashes must not stop the machine.
-pub fn go_first() {
-    let _ = Scheduling::FIRST.is_granted(0) || Scheduling::ORDINARY.is_granted(0);
+/// woken soon (Linux 6.12), and it says false. Not a real-time class: an engine that thrashes must not stop the machine.
+pub fn go_first() -> bool {
+    let first = Scheduling::FIRST.is_granted(0);
+    if !first {
+        let _ = Scheduling::ORDINARY.is_granted(0);
+    }
+    first
 }
 
 /// For the watch, which sleeps between any two looks: a real-time class, the lowest but one. As an ordinary
@@ -151,12 +155,9 @@ pub fn go_before_all() {
     }
 }
 
-/// Lets others run that want to, and comes back before ordinary threads; at once where that is not allowed, for who
-/// goes back could not come first again.
+/// Lets others run that want to, and comes back before ordinary threads if nobody else calls the thread `first`. Only for
+/// who may come first: anybody else would stay behind.
 pub fn wait_behind(first: impl FnOnce() -> bool) {
-    if !Scheduling::FIRST.is_granted(0) {
-        return;
-    }
     let _ = Scheduling::LAST.is_granted(0);
     rustix::thread::sched_yield();
     if first() {

@@ -57,6 +57,10 @@ impl Original {
         Some(Self { start: area.start, end: area.end, protection, backing: area.backing.into(), path })
     }
 
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
     /// Where in its file it begins.
     fn offset(&self) -> Option<u64> {
         let digits = self.backing.split(|byte| *byte == b' ').next()?;
@@ -82,7 +86,7 @@ impl Twin {
         if changed >= BEGAN.load(Ordering::Relaxed) {
             return None;
         }
-        let len = original.end - original.start;
+        let len = original.len();
         let (offset, flags) = (original.offset()?, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping.
         let at =
@@ -97,8 +101,8 @@ impl Twin {
 
     /// Is this its line of maps, and of the same file as the original's?
     pub fn is(&self, area: &Area<'_>) -> bool {
-        let len = self.original.end - self.original.start;
-        (area.start, area.end) == (self.at, self.at + len) && *area.backing == *self.original.backing
+        (area.start, area.end) == (self.at, self.at + self.original.len())
+            && *area.backing == *self.original.backing
     }
 
     /// Is it still the twin of this?
@@ -135,21 +139,20 @@ impl Twin {
     }
 
     fn protect(&self, protection: u32) -> bool {
-        let len = self.original.end - self.original.start;
         // SAFETY: our own mapping.
-        unsafe { sys::call(raw::__NR_mprotect, self.at, len, protection as usize, 0) }.is_ok()
+        unsafe { sys::call(raw::__NR_mprotect, self.at, self.original.len(), protection as usize, 0) }.is_ok()
     }
 
     fn advise(&self, advice: Advice) {
         // SAFETY: changes what children get, and nothing else.
-        let _ = unsafe { madvise(self.at as *mut _, self.original.end - self.original.start, advice) };
+        let _ = unsafe { madvise(self.at as *mut _, self.original.len(), advice) };
     }
 }
 
 impl Drop for Twin {
     fn drop(&mut self) {
         // SAFETY: our own mapping.
-        let _ = unsafe { munmap(self.at as *mut _, self.original.end - self.original.start) };
+        let _ = unsafe { munmap(self.at as *mut _, self.original.len()) };
     }
 }
 

@@ -503,11 +503,10 @@ extern "C" {
 
 /// Brings in what a clone reads or writes: after [`fork::bequeath`] nobody gets a page until it is done.
 fn bring_in(address: usize, len: usize) {
-    const MADV_POPULATE_WRITE: usize = 23;
     let start = address & !(PAGE - 1);
     let len = address.wrapping_add(len).wrapping_sub(start);
     // SAFETY: changes no content. What is not memory is the clone's to refuse.
-    let _ = unsafe { sys::call(raw::__NR_madvise, start, len, MADV_POPULATE_WRITE, 0) };
+    let _ = unsafe { populate(start, len, POPULATE_WRITE) };
 }
 
 /// The same for where it says who the child is.

@@ -102,7 +102,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              direct I/O on network file systems are not noticed.",
             "A child that a program forks by an instruction of its own, past libc, ends with SIGSEGV at once when memory \
              nears the limit, and a line says so: it would read zeros. Only beside another thread's fork(2) code \
-             that is of no file, or that was written to, is not noticed.",
+             that is of no file, was written to, or is of a file that has changed since, is not noticed.",
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
              program runs outside the limit, and a line says so.",
             "A process with an engine cannot unshare(CLONE_NEWUSER); engines start only when memory nears the limit. \

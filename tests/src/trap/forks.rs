@@ -28,11 +28,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
+    Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
         .may_log(),
     Trap::new("fork-code-files", "code of files: written to, deleted, replaced, and forks", fork_code_files),
     Trap::new("fork-mdwe", "forks where nothing may become code that was none", fork_mdwe).may_log(),
-    Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
         .need_not_swap(),
 ];

@@ -33,8 +33,8 @@ pub struct Latency {
     /// Rest between faults
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     rest: Duration,
-    /// Memory that is written after the set, which puts it out, and given back before the faults: they find room, and
-    /// evictors are idle. Each page that is out faults once
+    /// Memory that is written, half before the set and half after, which puts that out, and given back before the faults:
+    /// they find room, and evictors are idle. Each page that is out faults once
     #[arg(long, value_name = "SIZE")]
     pub ballast: Option<Bytes>,
 }
@@ -59,7 +59,7 @@ impl Pagemap {
 
 impl Latency {
     pub fn run(&self) -> Result<Report> {
-        // Half of it before and half after: one puts out what is new, another what is old.
+        // One engine puts out what is old, another what is new.
         let ballast = || -> Result<Option<Map>> {
             let Some(size) = self.ballast else { return Ok(None) };
             let mut half = Set { size: Bytes(size.0 / 2), ..self.set.clone() }.map()?;
