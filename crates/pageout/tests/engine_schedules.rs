@@ -3,7 +3,7 @@
 mod engine_support;
 
 use engine_support::program::{Habits, Program};
-use engine_support::{OnFailure, Plan, World};
+use engine_support::{Deed, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 use pageout::engine::Swapin;
@@ -388,6 +388,40 @@ fn an_unmap_of_more_than_is_managed_is_told_late() {
         program.start_mremap(kernel, 2, (128, 64), 520);
         program.step_thread(kernel, 2);
     }
+    end(&world);
+}
+
+/// Thread 1 goes on at each call of the kernel. When it has returned, thread 2 moves something smaller into what it
+/// moved, and has it grow there.
+fn then_grows_over(world: &World) {
+    step(world, 1);
+    let kernel = &world.engine.kernel;
+    let then: Deed = if kernel.changing() > 0 {
+        Box::new(then_grows_over)
+    } else {
+        world.program.lock().unwrap().start_mremap_grown(kernel, 2, (128, 32), 610, 8);
+        Box::new(second_returns)
+    };
+    *world.at_call.lock().unwrap() = Some((0, then));
+}
+
+fn second_returns(world: &World) {
+    step(world, 2);
+    if world.engine.kernel.changing() > 0 {
+        *world.at_call.lock().unwrap() = Some((0, Box::new(second_returns)));
+    }
+}
+
+#[test]
+fn what_grows_over_a_newcomer_is_empty() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
+    world.settle();
+    write_and_evict(&world, 0, 256);
+    world.program.lock().unwrap().start_mremap(kernel, 1, (0, 64), 600);
+    *world.at_call.lock().unwrap() = Some((0, Box::new(then_grows_over)));
     end(&world);
 }
 

@@ -11,7 +11,7 @@
 //!    from there in the log is that of the old mapping.
 //! 2. An UNMAP of addresses to which something came since reading began is about what was there before, if that
 //!    leaves from there later in the log, or if the kernel still has a registered mapping there. It is about the
-//!    newcomer if the next thing in the log is that something else comes there.
+//!    newcomer if the next thing in the log is that something else comes there, or what that grew by.
 //! 3. All else is applied as read.
 //!
 //! Under the events lock, exclusively, from the first event to the last.
@@ -140,6 +140,7 @@ impl Order {
             Next::Leaves => Some(false),
             Next::Taken => Some(true),
             Next::Several => None,
+            Next::Nothing if self.grows_over(start) => Some(true),
             Next::Nothing => match engine.kernel.is_registered(start, end) {
                 None => return false,
                 Some(true) => Some(false),
@@ -157,6 +158,18 @@ impl Order {
         self.fresh.remove(start, end);
         apply(engine, regions, Event::Unmap { start, end });
         true
+    }
+
+    /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,
+    /// which comes next to tell of that place, has the length from before.
+    fn grows_over(&self, at: usize) -> bool {
+        let Some(Event::Unmap { start: place, .. }) = self.log.front().copied() else { return false };
+        let next = self.log.iter().skip(1).find_map(|event| match *event {
+            Event::Unmap { start, .. } => (start == place).then_some(false),
+            Event::Remap { to, len, .. } => (to == place).then_some(to + len <= at),
+            _ => None,
+        });
+        next == Some(true)
     }
 
     /// What the next REMAP of the log that has to do with a range does to it.

@@ -504,14 +504,27 @@ impl Program {
 
     /// A thread that is idle moves pages, with their mapping.
     pub fn start_mremap(&mut self, kernel: &Simulated, thread: usize, (from, n): (usize, usize), to: usize) {
+        self.start_mremap_grown(kernel, thread, (from, n), to, 0);
+    }
+
+    /// The same, by `grown` pages larger there.
+    pub fn start_mremap_grown(
+        &mut self,
+        kernel: &Simulated,
+        thread: usize,
+        (from, n): (usize, usize),
+        to: usize,
+        grown: usize,
+    ) {
         assert!(matches!(self.threads[thread], Doing::Nothing));
         let then = Then::Moved { from: (from, n) };
-        let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, 0);
+        let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, grown * PAGE);
         for i in 0..n {
             self.values[to + i] = self.values[from + i];
         }
+        self.mapped(to + n, grown);
         self.unmapped((from, n));
-        self.threads[thread] = Doing::Call { call, range: (to, n), then };
+        self.threads[thread] = Doing::Call { call, range: (to, n + grown), then };
     }
 
     /// Thread 0, idle, reads a run of pages.
