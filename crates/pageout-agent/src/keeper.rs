@@ -261,10 +261,11 @@ extern "C" fn keeper(_: usize) -> ! {
         link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
         leave(0)
     }
-    let kernel = match Linux::open() {
+    let mut kernel = match Linux::open() {
         Ok(kernel) => kernel,
         Err(error) => give_up(format_args!("process {program} cannot be limited: {error}")),
     };
+    kernel.set_program(program);
     let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
     else {
         give_up(format_args!("no memory for the keeper of process {program}"))
@@ -508,6 +509,8 @@ impl Life {
         loop {
             engine.stock();
             let seen = engine.kernel.statm();
+            // Whoever comes is seen, and never forgotten.
+            engine.kernel.is_single();
             let resident = seen.resident;
             let now = engine.kernel.now();
             // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.

@@ -11,6 +11,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("realloc", "grows one object by realloc, which moves it by mremap", realloc),
     Trap::new("mremap-move", "moves evicted memory to chosen addresses, then shrinks it", mremap_move),
     Trap::new("mremap-over", "moves evicted memory over other evicted memory", mremap_over),
+    Trap::new(
+        "mremap-grow-over",
+        "moves evicted memory over what came just before, and has it grow",
+        mremap_grow_over,
+    ),
+    Trap::new("mremap-regrow", "moves evicted memory, has it shrink and grow in place", mremap_regrow),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
@@ -97,6 +103,58 @@ fn mremap_over(ctx: &Ctx) -> Outcome {
     moved.check_as(high.start, 2)?;
     ballast.walk()?;
     moved.check_as(high.start, 2)
+}
+
+fn mremap_grow_over(ctx: &Ctx) -> Outcome {
+    const LONG: usize = 16 * PAGE;
+    const SHORT: usize = 8 * PAGE;
+    const AT: usize = 4 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let places = (0..field.len / (LONG + SHORT)).map(|n| {
+        let part = field.part(n * (LONG + SHORT), LONG + SHORT);
+        let (long, short) = (part.part(0, LONG), part.part(LONG, SHORT));
+        let place = sys::map(LONG)?;
+        // Nothing between the two: the reader of events meets them in one go.
+        sys::remap(long, LONG, fixed, place.start)?;
+        sys::remap(short, LONG - AT, fixed, place.start + AT)?;
+        Ok((place, long, short))
+    });
+    let places: Vec<_> = places.collect::<Result<_, Stop>>()?;
+    let check = || {
+        places.iter().try_for_each(|(place, long, short)| {
+            place.part(0, AT).check_as(long.start, 1)?;
+            place.part(AT, SHORT).check_as(short.start, 1)?;
+            place.part(AT + SHORT, LONG - AT - SHORT).check_zero()
+        })
+    };
+    check()?;
+    ballast.walk()?;
+    check()
+}
+
+fn mremap_regrow(ctx: &Ctx) -> Outcome {
+    const LONG: usize = 16 * PAGE;
+    const SHORT: usize = 4 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    let places = (0..field.len / LONG).map(|n| {
+        let long = field.part(n * LONG, LONG);
+        let place = sys::map(LONG)?;
+        sys::remap(long, LONG, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place.start)?;
+        sys::remap(place, SHORT, 0, 0)?;
+        sys::remap(place.part(0, SHORT), LONG, 0, 0)?;
+        Ok((place, long))
+    });
+    let places: Vec<_> = places.collect::<Result<_, Stop>>()?;
+    let check = || {
+        places.iter().try_for_each(|(place, long)| {
+            place.part(0, SHORT).check_as(long.start, 1)?;
+            place.part(SHORT, LONG - SHORT).check_zero()
+        })
+    };
+    check()?;
+    ballast.walk()?;
+    check()
 }
 
 fn mremap_dontunmap(ctx: &Ctx) -> Outcome {

@@ -2,6 +2,7 @@
 
 use super::{Event, Fault, Found, Kernel, Place};
 use crate::call::call;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::fmt;
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
@@ -9,7 +10,7 @@ use pageout_uffd::{
 };
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, Advice, MprotectFlags};
@@ -21,6 +22,10 @@ pub struct Linux {
     uffd: Uffd,
     pagemap: OwnedFd,
     statm: OwnedFd,
+    /// The directory of the program's threads.
+    tasks: Option<OwnedFd>,
+    /// Several of them were seen.
+    several: AtomicBool,
     /// Device and inode of the userfaultfd: each has its own.
     identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
@@ -232,6 +237,8 @@ impl Linux {
             uffd,
             pagemap,
             statm: open_proc("statm", c"/proc/self/statm")?,
+            tasks: None,
+            several: AtomicBool::new(false),
             home: sched_getaffinity(None).unwrap_or_default(),
             probe: 0,
         })
@@ -240,6 +247,12 @@ impl Linux {
     /// Names the page that probes for unread events: registered and mapped for good.
     pub fn set_probe(&mut self, page: usize) {
         self.probe = page;
+    }
+
+    /// Names the process whose memory this is, if it is another one than the engine's.
+    pub fn set_program(&mut self, process: u32) {
+        let path = alloc::format!("/proc/{process}/task");
+        self.tasks = open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
     }
 
     /// The registration, for who keeps it alive.
@@ -373,6 +386,14 @@ impl Kernel for Linux {
         // SAFETY: the probe page is mapped, so nothing is ever copied.
         let probe = unsafe { self.uffd.copy(self.probe, self.probe, PAGE, CopyMode::DONTWAKE) };
         matches!(probe, Err(Partial { errno: Errno::AGAIN, .. }))
+    }
+
+    fn is_single(&self) -> bool {
+        let links = || fstat(self.tasks.as_ref()?).ok().map(|stat| stat.st_nlink);
+        // One for each thread, and as any directory.
+        let single = !self.several.load(Relaxed) && links() == Some(3);
+        self.several.fetch_or(!single, Relaxed);
+        single
     }
 
     fn is_registered(&self, start: usize, end: usize) -> Option<bool> {

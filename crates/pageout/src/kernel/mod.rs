@@ -141,6 +141,12 @@ pub trait Kernel: Send + Sync {
     /// applies everything but faults before it lets go: reading is what lets the program go on.
     fn read_events(&self, out: &mut [Event]) -> usize;
 
+    /// Has the program had one thread only, as far as was ever seen? Then it does one thing after the other, and its
+    /// events are read in that order. Any lock.
+    fn is_single(&self) -> bool {
+        false
+    }
+
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 

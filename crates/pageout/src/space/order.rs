@@ -4,8 +4,9 @@
 //! away, and is preempted just then tells of it late: another thread may have moved Y to X meanwhile, since the
 //! address was free, and its event is read first. Applied as read, the words of pages that are alive would go.
 //!
-//! So once a REMAP was read, reading goes on until the kernel says that no event is pending: every change that had
-//! begun is told then, and nothing could be mapped before anyway. Then the log is applied by three rules:
+//! A program with one thread does one thing after the other, and its events are applied as read. Of one with several,
+//! once a REMAP was read, reading goes on until the kernel says that no event is pending: every change that had begun is
+//! told then, and nothing could be mapped before anyway. Then the log is applied by three rules:
 //!
 //! 1. What comes to addresses that are still known waits until what was there has left: the first departure
 //!    from there in the log is that of the old mapping.
@@ -41,9 +42,13 @@ impl Order {
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
         match event {
             Event::Fault(_) => {}
-            Event::Remap { .. } => self.log.push_back(event),
-            _ if self.log.is_empty() && self.fresh.iter().next().is_none() => apply(engine, regions, event),
-            _ => self.log.push_back(event),
+            _ if !self.log.is_empty() || self.fresh.iter().next().is_some() => self.log.push_back(event),
+            Event::Remap { .. } if !engine.kernel.is_single() => self.log.push_back(event),
+            Event::Remap { to, len, .. } => {
+                vacate(engine, regions, to, len);
+                apply(engine, regions, event);
+            }
+            _ => apply(engine, regions, event),
         }
     }
 
@@ -62,9 +67,7 @@ impl Order {
                     if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
                     }
-                    // What nobody left is gone all the same: the kernel puts nothing where something is.
-                    regions.remove(to, to + len);
-                    forget(engine, to, to + len, Word::forget);
+                    vacate(engine, regions, to, len);
                     apply(engine, regions, event);
                     self.fresh.remove(from, from + len);
                     self.fresh.insert(Region { start: to, end: to + len });
@@ -187,6 +190,13 @@ impl Order {
         }
         Next::Nothing
     }
+}
+
+/// Before something comes to a range. What nobody left there is gone all the same: the kernel puts nothing where something
+/// is.
+fn vacate<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, to: usize, len: usize) {
+    regions.remove(to, to + len);
+    forget(engine, to, to + len, Word::forget);
 }
 
 /// What becomes of a range by a REMAP.
