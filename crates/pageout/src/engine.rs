@@ -3,6 +3,7 @@
 //! Lock order: events → block → everything else, all of which are leaves here (frames, policy, and those of
 //! `slot`). No I/O, no wait for another thread's progress, under any of them.
 
+use crate::fault::crowd::Crowd;
 use crate::fault::order::Orders;
 use crate::fault::Pending;
 use crate::frame::Frames;
@@ -137,7 +138,7 @@ pub struct Engine<K: Kernel> {
     inline: bool,
     /// They may read and write every device: none needs a descriptor.
     pub(crate) self_service: bool,
-    /// One thread faults, on a quick device: the server that leads makes room itself, evictors keep off.
+    /// Little comes in at a time, from a quick device: the server that leads makes room itself, evictors keep off.
     pub(crate) helps_itself: AtomicBool,
     /// How often mappings went or moved, by the events that were read.
     pub unmappings: AtomicU32,
@@ -147,8 +148,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) request_ns: AtomicU64,
     /// How much a fault brings in.
     pub(crate) orders: Lock<Orders>,
-    /// The thread whose fault was answered last, and how many of its faults came before that one in a row.
-    pub(crate) in_a_row: AtomicU64,
+    /// Who faults.
+    pub(crate) crowd: Crowd,
     pub(crate) evictions: AtomicU32,
     /// What the checksums are made with.
     pub key: Key,
@@ -196,7 +197,7 @@ impl<K: Kernel> Engine<K> {
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),
-            in_a_row: AtomicU64::new(0),
+            crowd: Crowd::new(),
             evictions: AtomicU32::new(FIRST),
             key: Key::random(),
             streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),

@@ -171,4 +171,8 @@ impl Kernel for Managed {
     fn cpu(&self) -> usize {
         self.linux.cpu()
     }
+
+    fn cpus(&self) -> usize {
+        self.linux.cpus()
+    }
 }

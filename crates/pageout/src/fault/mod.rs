@@ -8,6 +8,7 @@
 //! Fit to run in a signal handler: no allocation, no thread-local state, raw system calls, and no
 //! lock that the interrupted thread could hold (engine threads take no signals).
 
+pub mod crowd;
 pub mod inline;
 pub mod order;
 
@@ -60,12 +61,12 @@ impl Pending {
         room
     }
 
-    /// The oldest, and whether there are more.
-    fn pop(&mut self) -> Option<(Fault, bool)> {
+    /// The oldest, and how many wait after it.
+    fn pop(&mut self) -> Option<(Fault, usize)> {
         let fault = (self.len > 0).then(|| self.faults[self.first])?;
         self.first = (self.first + 1) % self.faults.len();
         self.len -= 1;
-        Some((fault, self.len > 0))
+        Some((fault, self.len))
     }
 }
 
@@ -85,17 +86,13 @@ const SETTLED: u32 = 256;
 /// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
 const PATIENCE: u32 = 8;
 
-/// A thread that took so many faults in a row is the only one. Of two that fault at random every second fault follows one
-/// of the same thread.
-const ALONE: u32 = 16;
-
 /// The order of a unit: the largest but for streams.
 const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
 
 /// Pages that are there already and do not end a stream.
 const MOST_SKIPPED: usize = 64 * BLOCK_PAGES;
 
-/// Pages that a server which makes room itself wants to see free.
+/// Pages that a server which makes room itself wants to see free, and lets leave at once.
 const ROOM: i64 = 32;
 
 /// What a fault asks for, after a look at its word.
@@ -122,17 +119,20 @@ impl Server {
     /// applies them and answers the first fault. If another leads already it sleeps until it is called, at most
     /// `timeout_ns`. Any number of servers may do so.
     ///
-    /// The leader leads on while it answers, unless more faults wait or the device is slow: to call another server
-    /// costs as much as an answer.
+    /// The leader leads on while it answers, unless faults wait that another server had better take, or the device is slow:
+    /// to call another costs as much as an answer.
     pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
         let calls = engine.calls.heard();
         let waiting = engine.pending.lock().pop();
         if let Some((fault, more)) = waiting {
-            if more || !engine.is_quick() {
+            if engine.wants_another(more) {
                 engine.calls.ring();
             }
             self.answer_timed(engine, fault);
-            return engine.answered.ring_all();
+            if engine.is_inline() {
+                engine.answered.ring_all();
+            }
+            return;
         }
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
@@ -145,7 +145,7 @@ impl Server {
             return;
         }
         let Some((fault, more)) = engine.pending.lock().pop() else { return };
-        let leader = if more || !engine.is_quick() {
+        let leader = if engine.wants_another(more) {
             drop(leader);
             engine.calls.ring();
             None
@@ -154,17 +154,14 @@ impl Server {
         };
         // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
         // once would only be crowded together. One that takes much at a time has work for two CPUs.
-        let alone = engine.is_alone(fault.thread)
-            && leader.is_some()
-            && engine.last_order(fault.thread) <= UNIT_ORDER;
-        engine.helps_itself.store(alone, Relaxed);
+        let small = engine.is_quick() && engine.last_order(fault.thread) <= UNIT_ORDER;
+        let alone = small && leader.is_some() && engine.crowd.threads() == 1;
+        engine.helps_itself.store(small, Relaxed);
         self.settle(engine, alone);
-        if !alone {
-            self.answer_timed(engine, fault);
-            return;
+        if small {
+            self.make_room(engine, alone);
         }
-        self.make_room(engine);
-        let place = engine.kernel.call_here(fault.thread);
+        let place = if alone { engine.kernel.call_here(fault.thread) } else { None };
         self.answer_timed(engine, fault);
         if let Some(place) = place {
             engine.kernel.let_go(fault.thread, place);
@@ -188,11 +185,16 @@ impl Server {
         };
     }
 
-    /// Lets pages leave before the fault is answered, if frames run short: while the only thread that faults waits
-    /// on this CPU nobody else runs on these page tables, and to take a page costs no interrupt on another CPU.
-    fn make_room<K: Kernel>(&mut self, engine: &Engine<K>) {
-        if engine.room() < ROOM && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
-            engine.evict_directly(&mut self.incoming.outgoing, ROOM as usize);
+    /// Lets pages leave before the fault is answered, if room runs short: while those who fault wait, nobody runs on these
+    /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::may_exceed`])
+    /// left its frame filled; as much goes back to the kernel.
+    fn make_room<K: Kernel>(&mut self, engine: &Engine<K>, alone: bool) {
+        let over = !alone && engine.budget.load(Relaxed) < 0;
+        if (over || engine.room() < ROOM) && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
+            let left = engine.evict_directly(&mut self.incoming.outgoing, ROOM as usize);
+            if over {
+                engine.drop_small(left);
+            }
         }
     }
 
@@ -213,6 +215,7 @@ impl Server {
         let mut regions = engine.events.write();
         engine.read_and_apply(&mut regions, |event| {
             let Event::Fault(fault) = event else { return };
+            engine.crowd.note(fault.thread);
             if !engine.pending.lock().push(fault) {
                 engine.kernel.wake(page_start(fault.address), PAGE);
             }
@@ -395,13 +398,11 @@ impl Default for Server {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Is a thread, whose fault was read, the only one that faults? Asked by the leader for each fault.
-    fn is_alone(&self, thread: u32) -> bool {
-        let before = self.in_a_row.load(Relaxed);
-        let (last, n) = (before >> 32, before as u32);
-        let n = if last == thread as u64 { n.saturating_add(1) } else { 0 };
-        self.in_a_row.store((thread as u64) << 32 | n as u64, Relaxed);
-        n >= ALONE
+    /// Had another server better take a fault, while `more` wait beside that at hand? If this one will wait for the
+    /// device, or a CPU is idle: of those who fault, the others run.
+    fn wants_another(&self, more: usize) -> bool {
+        let running = self.crowd.threads().saturating_sub(more + 1) + 1;
+        !self.is_quick() || more > 0 && running < self.kernel.cpus()
     }
 
     /// Answers the device faster than another server could be called?

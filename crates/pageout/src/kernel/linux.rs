@@ -545,6 +545,10 @@ impl Kernel for Linux {
     fn cpu(&self) -> usize {
         rustix::thread::sched_getcpu()
     }
+
+    fn cpus(&self) -> usize {
+        self.home.count() as usize
+    }
 }
 
 #[cfg(test)]

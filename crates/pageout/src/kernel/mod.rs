@@ -184,4 +184,7 @@ pub trait Kernel: Send + Sync {
 
     /// The CPU that the caller runs on.
     fn cpu(&self) -> usize;
+
+    /// How many there are for it.
+    fn cpus(&self) -> usize;
 }

@@ -927,4 +927,8 @@ impl Kernel for Simulated {
     fn cpu(&self) -> usize {
         0
     }
+
+    fn cpus(&self) -> usize {
+        2
+    }
 }

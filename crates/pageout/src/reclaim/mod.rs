@@ -123,7 +123,7 @@ impl<K: Kernel> Engine<K> {
         !self.is_helped(budget) && (budget < 0 || self.room() < self.high_pages() as i64 / 2)
     }
 
-    /// A server makes room itself, and is not disturbed for the error of the kernel's own count.
+    /// Servers make room themselves, and are not disturbed for the error of the kernel's own count.
     fn is_helped(&self, budget: i64) -> bool {
         self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR
     }
@@ -239,7 +239,7 @@ impl<K: Kernel> Engine<K> {
         dropped + self.drop_huge(pages.saturating_sub(dropped))
     }
 
-    fn drop_small(&self, pages: usize) -> usize {
+    pub(crate) fn drop_small(&self, pages: usize) -> usize {
         let mut dropped = 0;
         while dropped < pages && self.frames.ready_pages() >= CHUNK {
             let Some(first) = self.frames.take_ready_chunk() else { break };

@@ -372,7 +372,7 @@ impl<K: Kernel> Engine<K> {
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
     /// Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
-        if pages == 1 && !self.is_full() {
+        if pages == 1 && (!self.is_full() || self.may_exceed()) {
             return self.map_copy(to, from);
         }
         let wake = pages == 1 || !makes(Flaw::WakeForgotten);
@@ -389,6 +389,13 @@ impl<K: Kernel> Engine<K> {
             }
             Err(_) => self.map_copy(to, from),
         }
+    }
+
+    /// Several threads fault, and not much lies over the limit: the frames that COPY leaves filled are given back many at a
+    /// time. MOVE would interrupt each CPU that these threads run on, which costs more than the copy.
+    fn may_exceed(&self) -> bool {
+        let most = self.high_pages() as i64 / 4;
+        self.crowd.threads() > 1 && self.budget.load(Relaxed) > -most
     }
 
     /// A page by COPY. The frame stays filled: this is one more page.

@@ -17,7 +17,8 @@ use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::{BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
+use crate::space::pins::Pins;
+use crate::space::{bits, BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -73,6 +74,16 @@ enum Left {
     Passed,
     /// Pages shared since a fork, or pinned: it stays where it is in the queue, too.
     Shared,
+}
+
+/// A unit whose pages are on their way out, from `index` on; `leave` and `moved` have a bit for each page.
+struct Leaving {
+    block_start: usize,
+    first: usize,
+    leave: u16,
+    unshared: bool,
+    index: usize,
+    moved: u16,
 }
 
 /// Looks at each unit before it is said that nothing can go.
@@ -240,104 +251,117 @@ impl<K: Kernel> Engine<K> {
             }
         }
         let leave = if huge { u16::MAX } else { leave };
-        let busy_before = out.busy.len();
-        let left = self.leave_small(out, &mut block, block_start, first, leave);
+        let unshared = block.unit_mut(first).is_some_and(|unit| unit.usage.unshared);
+        let mut leaving = Leaving { block_start, first, leave, unshared, index: first, moved: 0 };
+        drop(block);
         drop(regions);
-        let unit = block.unit_mut(first).expect("unit of a page that left");
-        if matches!(left, Left::Some) {
-            let shared = out.busy.len() > busy_before && !unit.usage.unshared;
-            match unit.resident() {
-                0 => unit.usage.queued = false,
-                _ if shared => {}
-                // Pinned, read-only or locked.
-                stay if stay & !leave == 0 => {
-                    out.busy.truncate(busy_before);
-                    self.policy.lock().park(Turn::new(number, false))
-                }
-                // Some are hot.
-                _ => self.policy.lock().keep(Turn::new(number, false)),
-            }
-            unit.usage.unshared = false;
-            unit.usage.left = leave & !unit.resident();
-            unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
-            if shared {
-                return Left::Shared;
+        let busy_before = out.busy.len();
+        // Each MOVE may interrupt other CPUs, which takes long, and servers wait for the locks to read a fault.
+        while leaving.index < first + UNIT_PAGES {
+            match self.leave_run(out, &mut leaving) {
+                Left::Some => {}
+                stopped => return stopped,
             }
         }
-        left
+        let Some(block) = self.space.block(unit_start) else { return Left::Some };
+        let mut block = block.lock();
+        let huge = block.huge;
+        let is_held = block.is_held(first);
+        let Some(unit) = block.unit_mut(first) else { return Left::Some };
+        let shared = out.busy.len() > busy_before && !unshared;
+        unit.usage.unshared = false;
+        unit.usage.left = leaving.moved & !unit.resident();
+        unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+        match unit.resident() {
+            // As when its turn comes.
+            _ if is_held => unit.usage.queued = false,
+            0 => unit.usage.queued = false,
+            _ if shared => return Left::Shared,
+            // Pinned, read-only or locked.
+            stay if stay & !(leave & !leaving.moved) == 0 && !huge => {
+                out.busy.truncate(busy_before);
+                self.policy.lock().park(Turn::new(number, false));
+            }
+            // Some are hot, or are back.
+            _ => self.policy.lock().keep(Turn::new(number, huge)),
+        }
+        Left::Some
     }
 
-    /// Moves those of a unit's pages that are to `leave`, a bit for each, as far as they are there.
-    fn leave_small(
-        &self,
-        out: &mut Outgoing,
-        block: &mut BlockState,
-        block_start: usize,
-        first: usize,
-        leave: u16,
-    ) -> Left {
-        let leaves = |block: &BlockState, index: usize| {
-            leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident
+    /// Moves the next neighbours of those of a unit's pages that are to leave, as far as they are there and may.
+    fn leave_run(&self, out: &mut Outgoing, leaving: &mut Leaving) -> Left {
+        let Leaving { block_start, first, leave, unshared, .. } = *leaving;
+        let end = first + UNIT_PAGES;
+        let _regions = self.events.read();
+        if self.still.load(SeqCst) {
+            return Left::Pending;
+        }
+        let may = |block: &BlockState| {
+            let is_pinned = |pins: &Pins| pins.is_pinned(block_start + first * PAGE);
+            !block.huge && !block.is_held(first) && !self.config.pins.is_some_and(is_pinned)
         };
-        let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
-        let mut index = first;
-        while index < first + UNIT_PAGES {
-            if !leaves(block, index) {
-                index += 1;
-                continue;
-            }
-            let (chunk, filled) = match out.chunk {
-                Some((chunk, filled)) if filled < CHUNK => (chunk, filled),
-                _ => match self.frames.take_holes() {
-                    Some(chunk) => {
-                        if let Some((full, _)) = out.chunk.replace((chunk, 0)) {
-                            out.chunks.push(full);
-                        }
-                        (chunk, 0)
+        let Some(mut block) =
+            self.space.block(block_start).map(|block| block.lock()).filter(|block| may(block))
+        else {
+            leaving.index = end;
+            return Left::Some;
+        };
+        let leaves =
+            |index: usize| leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident;
+        let Some(index) = (leaving.index..end).find(|index| leaves(*index)) else {
+            leaving.index = end;
+            return Left::Some;
+        };
+        let (chunk, filled) = match out.chunk {
+            Some((chunk, filled)) if filled < CHUNK => (chunk, filled),
+            _ => match self.frames.take_holes() {
+                Some(chunk) => {
+                    if let Some((full, _)) = out.chunk.replace((chunk, 0)) {
+                        out.chunks.push(full);
                     }
-                    None => return Left::NoRoom,
-                },
-            };
-            let mut run = 1;
-            while run < CHUNK - filled && index + run < first + UNIT_PAGES && leaves(block, index + run) {
-                run += 1;
-            }
-            let frame = chunk + filled as u32;
-            let from = block_start + index * PAGE;
-            let moved = self.kernel.move_pages(self.frames.address(frame), from, run * PAGE, false);
-            let done = moved.map_or_else(|partial| partial.done / PAGE, |()| run);
-            for page in 0..done {
-                self.left(out, block, block_start, index + page, frame + page as u32);
-            }
-            out.chunk = Some((chunk, filled + done));
-            index += done;
-            let Err(partial) = moved else { continue };
-            match partial.errno {
-                Errno::AGAIN if done > 0 => {}
-                Errno::AGAIN => return Left::Pending,
-                // Or no such mapping: then it is on its way elsewhere, and its pages with it.
-                Errno::NOENT if self.kernel.event_pending() => return Left::Pending,
-                // The kernel knows no such page: discarded without an event (guard pages).
-                Errno::NOENT => {
-                    Stats::add(&self.stats.discarded_unseen, 1);
-                    let word = block.word(index);
-                    if word.payload() != 0 {
-                        self.place.put(word.payload(), 1);
-                    }
-                    block.set(index, word.forget());
-                    block.set_sum(index, 0);
-                    index += 1;
+                    (chunk, 0)
                 }
-                Errno::BUSY => {
-                    // What is shared is so in runs. Who was made the process's own and is busy still is pinned.
-                    let busy = if unshared { 1 } else { run - done };
-                    (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
-                    index += busy;
+                None => return Left::NoRoom,
+            },
+        };
+        let run = (index..end.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
+        let frame = chunk + filled as u32;
+        let from = block_start + index * PAGE;
+        let moved = self.kernel.move_pages(self.frames.address(frame), from, run * PAGE, false);
+        let done = moved.map_or_else(|partial| partial.done / PAGE, |()| run);
+        for page in 0..done {
+            self.left(out, &mut block, block_start, index + page, frame + page as u32);
+        }
+        out.chunk = Some((chunk, filled + done));
+        leaving.moved |= bits(index - first..index - first + done);
+        let index = index + done;
+        leaving.index = index;
+        let Err(partial) = moved else { return Left::Some };
+        match partial.errno {
+            Errno::AGAIN if done > 0 => {}
+            Errno::AGAIN => return Left::Pending,
+            // Or no such mapping: then it is on its way elsewhere, and its pages with it.
+            Errno::NOENT if self.kernel.event_pending() => return Left::Pending,
+            // The kernel knows no such page: discarded without an event (guard pages).
+            Errno::NOENT => {
+                Stats::add(&self.stats.discarded_unseen, 1);
+                let word = block.word(index);
+                if word.payload() != 0 {
+                    self.place.put(word.payload(), 1);
                 }
-                Errno::EXIST => panic!("a frame that should be a hole is not"),
-                // Read-only, locked: stays.
-                _ => index += 1,
+                block.set(index, word.forget());
+                block.set_sum(index, 0);
+                leaving.index += 1;
             }
+            Errno::BUSY => {
+                // What is shared is so in runs. Who was made the process's own and is busy still is pinned.
+                let busy = if unshared { 1 } else { run - done };
+                (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
+                leaving.index += busy;
+            }
+            Errno::EXIST => panic!("a frame that should be a hole is not"),
+            // Read-only, locked: stays.
+            _ => leaving.index += 1,
         }
         Left::Some
     }
