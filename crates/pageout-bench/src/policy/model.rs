@@ -174,24 +174,23 @@ impl Model {
 
     /// `Engine::order_of_swapped`.
     fn order(&mut self, unit: usize, last: Option<u8>) -> u8 {
-        if self.usages[unit].sampled {
+        if self.usages[unit].sampled != 0 {
             return 0;
         }
-        let alone = self.pages_of(unit, Page::Resident) == 0;
+        let out = self.pages_of(unit, Page::Out);
         let streams = last.is_some_and(|order| order >= UNIT_ORDER);
-        if alone && !streams && self.orders.sample(unit) {
-            self.usages[unit].sampled = true;
+        if !streams && self.orders.sample(unit, out) {
+            self.usages[unit].sampled = out;
             return 0;
         }
-        last.map_or(0, |last| last + 1).max(self.orders.best())
+        last.map_or(0, |last| last + 1).max(self.orders.best(out))
     }
 
     /// `Engine::learn`.
     fn learn(&mut self, unit: usize) {
-        if std::mem::take(&mut self.usages[unit].sampled) {
-            let used = self.pages_of(unit, Page::Resident);
-            self.orders.learn(used, REQUEST_NS, self.resident as u64, self.out as u64);
-        }
+        let out = std::mem::take(&mut self.usages[unit].sampled);
+        let used = self.pages_of(unit, Page::Resident) & out;
+        self.orders.learn(used, out, REQUEST_NS, self.resident as u64, self.out as u64);
     }
 
     fn make_room(&mut self, pages: usize, order: u8) {

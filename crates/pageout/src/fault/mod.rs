@@ -490,18 +490,18 @@ impl<K: Kernel> Engine<K> {
 
     fn order_of_swapped(&self, block: &mut BlockState, page: usize, last_order: Option<u8>) -> u8 {
         let unit = block.unit_mut(page % BLOCK_PAGES).expect("unit of a swapped page");
-        if unit.usage.sampled {
+        if unit.usage.sampled != 0 {
             return 0;
         }
-        let alone = !unit.words.iter().any(|word| word.tag() == Tag::Resident);
+        let out = unit.pages(Tag::Swapped);
         let mut orders = self.orders.lock();
         // What a stream brings in by whole units says nothing about the others, and would be broken.
         let streams = last_order.is_some_and(|order| order >= UNIT_ORDER);
-        if alone && !streams && orders.sample(page / UNIT_PAGES) {
-            unit.usage.sampled = true;
+        if !streams && orders.sample(page / UNIT_PAGES, out) {
+            unit.usage.sampled = out;
             return 0;
         }
-        last_order.map_or(0, |last| last + 1).max(orders.best())
+        last_order.map_or(0, |last| last + 1).max(orders.best(out))
     }
 
     /// Ends the watch over a unit whose time has come. No lock held.
@@ -515,16 +515,14 @@ impl<K: Kernel> Engine<K> {
 
     /// What became of a unit that is watched: its time has come, or reclaim looks at it. Under its block's lock.
     pub(crate) fn learn(&self, unit: &mut Unit) {
-        if !core::mem::take(&mut unit.usage.sampled) {
+        let out = core::mem::take(&mut unit.usage.sampled);
+        if out == 0 {
             return;
         }
         let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
-        self.orders.lock().learn(
-            unit.resident(),
-            self.request_ns.load(Relaxed),
-            resident,
-            self.place.swapped(),
-        );
+        let used = unit.resident() & out;
+        let request_ns = self.request_ns.load(Relaxed);
+        self.orders.lock().learn(used, out, request_ns, resident, self.place.swapped());
     }
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.

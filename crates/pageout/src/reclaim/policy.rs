@@ -208,7 +208,7 @@ impl Policy {
 
     /// Decides which of a candidate's pages leave. None: it was queued again.
     pub fn judge(&mut self, turn: Turn, usage: &Usage, resident: u16) -> u16 {
-        if usage.sampled && self.on_trial {
+        if usage.sampled != 0 && self.on_trial {
             // Watched for longer than a trial lasts.
             self.main.push(turn);
             return 0;

@@ -57,10 +57,11 @@ pub struct Usage {
     pub left: u16,
     /// How often each page came back soon: the low bits and the high bits of 0 to 3.
     pub heat: [u16; 2],
+    /// The pages that were out when it began to be watched which of them are used (`fault::order`): they come in one by
+    /// one. 0: it is not.
+    pub sampled: u16,
     /// It is in a queue.
     pub queued: bool,
-    /// Its pages come in one by one: which of them are used is being watched (`fault::order`).
-    pub sampled: bool,
     /// A page of it was shared when its turn came, and has been made the process's own: it goes now, or is pinned.
     pub unshared: bool,
 }
@@ -90,8 +91,13 @@ impl Unit {
 
     /// A bit for each page that is mapped.
     pub fn resident(&self) -> u16 {
-        let mapped = |page: &usize| self.words[*page].tag() == Tag::Resident;
-        (0..UNIT_PAGES).filter(mapped).fold(0, |bits, page| bits | 1 << page)
+        self.pages(Tag::Resident)
+    }
+
+    /// A bit for each page whose word says so.
+    pub fn pages(&self, tag: Tag) -> u16 {
+        let is = |page: &usize| self.words[*page].tag() == tag;
+        (0..UNIT_PAGES).filter(is).fold(0, |bits, page| bits | 1 << page)
     }
 }
 
