@@ -80,7 +80,7 @@ impl Key {
 }
 
 /// Streams of ascending faults that are told apart.
-const STREAMS: usize = 16;
+pub(crate) const STREAMS: usize = 16;
 
 /// Huge pages that are split in a row before only one of [`TRIED`] blocks is tried.
 pub(crate) const MOST_SPLITS: u32 = 4;

@@ -2,16 +2,17 @@
 //!
 //! Noted by whoever reads faults, so by one at a time; looked at by anybody.
 
+use crate::engine::STREAMS;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The threads of the last 16 to 32 faults, a bit for each: those of the last faults, those of the [`WINDOW`] before.
-/// Two of which the numbers are multiples of 28 apart count as one.
+/// Two of which the numbers are multiples of [`STREAMS`] apart count as one.
 pub struct Crowd(AtomicU64);
 
 /// Faults before the older ones are forgotten. Of two threads that fault at random each takes one of so many.
 const WINDOW: u64 = 16;
 /// Bits for threads; the rest of the word counts faults.
-const THREADS: u32 = 28;
+const THREADS: u32 = STREAMS as u32;
 const MASK: u64 = (1 << THREADS) - 1;
 
 impl Crowd {
@@ -34,8 +35,18 @@ impl Crowd {
 
     /// How many there are.
     pub fn threads(&self) -> usize {
+        self.bits().count_ones() as usize
+    }
+
+    /// A number for each of them, as good as its own to tell streams apart.
+    pub fn each(&self) -> impl Iterator<Item = u32> {
+        let bits = self.bits();
+        (0..THREADS).filter(move |thread| bits & 1 << thread != 0)
+    }
+
+    fn bits(&self) -> u64 {
         let word = self.0.load(Relaxed);
-        ((word | word >> THREADS) & MASK).count_ones() as usize
+        (word | word >> THREADS) & MASK
     }
 }
 
@@ -57,6 +68,7 @@ mod tests {
             crowd.note(thread);
         }
         assert_eq!(crowd.threads(), 3);
+        assert!(crowd.each().eq([5, 7, 9]));
         (0..WINDOW).for_each(|_| crowd.note(7));
         assert_eq!(crowd.threads(), 3);
         (0..WINDOW).for_each(|_| crowd.note(7));

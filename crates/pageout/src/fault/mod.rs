@@ -154,7 +154,7 @@ impl Server {
         };
         // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
         // once would only be crowded together. One that takes much at a time has work for two CPUs.
-        let small = engine.is_quick() && engine.last_order(fault.thread) <= UNIT_ORDER;
+        let small = engine.is_quick() && engine.takes_little();
         let alone = small && leader.is_some() && engine.crowd.threads() == 1;
         engine.helps_itself.store(small, Relaxed);
         self.settle(engine, alone);
@@ -398,11 +398,16 @@ impl Default for Server {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Had another server better take a fault, while `more` wait beside that at hand? If this one will wait for the
-    /// device, or a CPU is idle: of those who fault, the others run.
+    /// Had another server better be called, while `more` wait beside the fault at hand? If this one will wait for the
+    /// device, or faults take long, or a CPU is idle: of those who fault, the others run.
     fn wants_another(&self, more: usize) -> bool {
         let running = self.crowd.threads().saturating_sub(more + 1) + 1;
-        !self.is_quick() || more > 0 && running < self.kernel.cpus()
+        !self.is_quick() || more > 0 && (!self.takes_little() || running < self.kernel.cpus())
+    }
+
+    /// Does nobody who faults just now go through much at a time?
+    fn takes_little(&self) -> bool {
+        self.crowd.each().all(|thread| self.last_order(thread) <= UNIT_ORDER)
     }
 
     /// Answers the device faster than another server could be called?
