@@ -5,8 +5,8 @@
 use crate::engine::STREAMS;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The threads of the last 16 to 32 faults, a bit for each: those of the last faults, those of the [`WINDOW`] before.
-/// Two of which the numbers are multiples of [`STREAMS`] apart count as one.
+/// The threads of the last 16 to 32 faults, a bit for each: those of the last faults, those of the 16 before. Two of
+/// which the numbers are multiples of 16 apart count as one.
 pub struct Crowd(AtomicU64);
 
 /// Faults before the older ones are forgotten. Of two threads that fault at random each takes one of so many.
