@@ -71,18 +71,20 @@ fn evict_all(world: &World) {
     }
 }
 
-/// Thread 1, which is in a system call, runs whenever the engine calls the kernel.
-fn returns(world: &World) {
-    step(world, 1);
-    if world.engine.kernel.changing() > 0 {
-        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
-    }
+/// A thread that is in a system call runs whenever the engine calls the kernel.
+fn returns(thread: usize) -> Deed {
+    Box::new(move |world| {
+        step(world, thread);
+        if world.engine.kernel.changing() > 0 {
+            *world.at_call.lock().unwrap() = Some((0, returns(thread)));
+        }
+    })
 }
 
 /// The page's event is queued, and its caller runs whenever the engine calls the kernel.
 fn event_meanwhile(world: &World) {
     world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 4));
-    *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+    *world.at_call.lock().unwrap() = Some((0, returns(1)));
 }
 
 /// Everybody ends what they began, all memory holds what it should, and the engine's books are right.
@@ -165,7 +167,7 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
                     program.step_thread(&world.engine.kernel, 2);
                 }
                 drop(program);
-                *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+                *world.at_call.lock().unwrap() = Some((0, returns(1)));
             }),
         ));
         world.adopt();
@@ -279,7 +281,7 @@ fn a_mapping_goes_while_its_page_goes_back() {
                             program.start_munmap(&world.engine.kernel, 1, (0, 64));
                         }
                         drop(program);
-                        *world.at_call.lock().unwrap() = Some((0, Box::new(returns)));
+                        *world.at_call.lock().unwrap() = Some((0, returns(1)));
                     }),
                 ));
             }));
@@ -335,14 +337,23 @@ fn a_mapping_goes_while_its_pages_leave() {
     }
 }
 
+/// A quarter of the addresses has been written and is out, half of them are free.
+fn world_with_room() -> Arc<World> {
+    let world = world(|plan| plan);
+    {
+        let _on_failure = OnFailure(&world);
+        world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (512, 512));
+        world.settle();
+        write_and_evict(&world, 0, 256);
+    }
+    world
+}
+
 /// What is told late: thread 1 left the first 64 pages, and thread 2 brought others there.
 fn told_late(first: impl Fn(&mut Program, &Simulated), back: usize) {
-    let world = world(|plan| plan);
+    let world = world_with_room();
     let _on_failure = OnFailure(&world);
     let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
-    world.settle();
-    write_and_evict(&world, 0, 256);
     {
         let mut program = world.program.lock().unwrap();
         first(&mut program, kernel);
@@ -375,12 +386,9 @@ fn a_move_is_told_after_what_came_to_its_place() {
 
 #[test]
 fn an_unmap_of_more_than_is_managed_is_told_late() {
-    let world = world(|plan| plan);
+    let world = world_with_room();
     let _on_failure = OnFailure(&world);
     let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
-    world.settle();
-    write_and_evict(&world, 0, 256);
     {
         let mut program = world.program.lock().unwrap();
         // 500 to 511 are managed, what follows is not.
@@ -400,26 +408,16 @@ fn then_grows_over(world: &World) {
         Box::new(then_grows_over)
     } else {
         world.program.lock().unwrap().start_mremap_grown(kernel, 2, (128, 32), 610, 8);
-        Box::new(second_returns)
+        returns(2)
     };
     *world.at_call.lock().unwrap() = Some((0, then));
 }
 
-fn second_returns(world: &World) {
-    step(world, 2);
-    if world.engine.kernel.changing() > 0 {
-        *world.at_call.lock().unwrap() = Some((0, Box::new(second_returns)));
-    }
-}
-
 #[test]
 fn what_grows_over_a_newcomer_is_empty() {
-    let world = world(|plan| plan);
+    let world = world_with_room();
     let _on_failure = OnFailure(&world);
     let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
-    world.settle();
-    write_and_evict(&world, 0, 256);
     world.program.lock().unwrap().start_mremap(kernel, 1, (0, 64), 600);
     *world.at_call.lock().unwrap() = Some((0, Box::new(then_grows_over)));
     end(&world);
@@ -427,12 +425,9 @@ fn what_grows_over_a_newcomer_is_empty() {
 
 #[test]
 fn what_came_late_is_unmapped_at_once() {
-    let world = world(|plan| plan);
+    let world = world_with_room();
     let _on_failure = OnFailure(&world);
     let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_munmap(kernel, 1, (512, 512));
-    world.settle();
-    write_and_evict(&world, 0, 256);
     {
         let mut program = world.program.lock().unwrap();
         program.start_munmap(kernel, 1, (0, 64));

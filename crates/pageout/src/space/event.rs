@@ -28,7 +28,7 @@ pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event:
 
 /// The pages of a range are the program's no more: their slots are free, and a frame that still holds one
 /// is free once its writer notices.
-pub(super) fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
+fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
     for (block_start, block) in engine.space.blocks(start, end) {
         let mut block = block.lock();
         let from = start.max(block_start);
@@ -70,8 +70,11 @@ fn forget_page<K: Kernel>(
     block.set_sum(index, 0);
 }
 
-/// `mremap`: pages, words and the mapping itself are at `to` now.
+/// `mremap`: pages, words and the mapping itself are at `to` now. What was known there is gone, whether its leaving was
+/// told or not: the kernel puts nothing where something is.
 fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: usize, len: usize) {
+    regions.remove(to, to + len);
+    forget(engine, to, to + len, Word::forget);
     let mut moved = alloc::vec::Vec::new();
     for region in regions.iter() {
         let (start, end) = (region.start.max(from), region.end.min(from + len));

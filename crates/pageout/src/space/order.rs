@@ -17,11 +17,10 @@
 //!
 //! Under the events lock, exclusively, from the first event to the last.
 
-use super::event::{apply, forget};
+use super::event::apply;
 use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
-use crate::page::Word;
 use alloc::collections::VecDeque;
 
 /// Departures that may be brought forward for one log: more than any program has threads. It is a bound on what a
@@ -44,10 +43,6 @@ impl Order {
             Event::Fault(_) => {}
             _ if !self.log.is_empty() || self.fresh.iter().next().is_some() => self.log.push_back(event),
             Event::Remap { .. } if !engine.kernel.is_single() => self.log.push_back(event),
-            Event::Remap { to, len, .. } => {
-                vacate(engine, regions, to, len);
-                apply(engine, regions, event);
-            }
             _ => apply(engine, regions, event),
         }
     }
@@ -67,7 +62,6 @@ impl Order {
                     if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
                     }
-                    vacate(engine, regions, to, len);
                     apply(engine, regions, event);
                     self.fresh.remove(from, from + len);
                     self.fresh.insert(Region { start: to, end: to + len });
@@ -190,13 +184,6 @@ impl Order {
         }
         Next::Nothing
     }
-}
-
-/// Before something comes to a range. What nobody left there is gone all the same: the kernel puts nothing where something
-/// is.
-fn vacate<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, to: usize, len: usize) {
-    regions.remove(to, to + len);
-    forget(engine, to, to + len, Word::forget);
 }
 
 /// What becomes of a range by a REMAP.

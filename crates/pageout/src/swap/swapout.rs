@@ -17,7 +17,6 @@ use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::pins::Pins;
 use crate::space::{bits, BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -215,7 +214,7 @@ impl<K: Kernel> Engine<K> {
             return Left::Some;
         }
         Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
-        if self.config.pins.is_some_and(|pins| pins.is_pinned(unit_start)) {
+        if self.is_pinned(unit_start) {
             // It is out of the queue for good.
             return Left::Some;
         }
@@ -251,7 +250,7 @@ impl<K: Kernel> Engine<K> {
             }
         }
         let leave = if huge { u16::MAX } else { leave };
-        let unshared = block.unit_mut(first).is_some_and(|unit| unit.usage.unshared);
+        let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
         let mut leaving = Leaving { block_start, first, leave, unshared, index: first, moved: 0 };
         drop(block);
         drop(regions);
@@ -274,8 +273,7 @@ impl<K: Kernel> Engine<K> {
         unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
         match unit.resident() {
             // As when its turn comes.
-            _ if is_held => unit.usage.queued = false,
-            0 => unit.usage.queued = false,
+            stay if is_held || stay == 0 => unit.usage.queued = false,
             _ if shared => return Left::Shared,
             // Pinned, read-only or locked.
             stay if stay & !(leave & !leaving.moved) == 0 && !huge => {
@@ -288,6 +286,11 @@ impl<K: Kernel> Engine<K> {
         Left::Some
     }
 
+    /// Must a unit stay for good?
+    fn is_pinned(&self, unit_start: usize) -> bool {
+        self.config.pins.is_some_and(|pins| pins.is_pinned(unit_start))
+    }
+
     /// Moves the next neighbours of those of a unit's pages that are to leave, as far as they are there and may.
     fn leave_run(&self, out: &mut Outgoing, leaving: &mut Leaving) -> Left {
         let Leaving { block_start, first, leave, unshared, .. } = *leaving;
@@ -297,8 +300,7 @@ impl<K: Kernel> Engine<K> {
             return Left::Pending;
         }
         let may = |block: &BlockState| {
-            let is_pinned = |pins: &Pins| pins.is_pinned(block_start + first * PAGE);
-            !block.huge && !block.is_held(first) && !self.config.pins.is_some_and(is_pinned)
+            !block.huge && !block.is_held(first) && !self.is_pinned(block_start + first * PAGE)
         };
         let Some(mut block) =
             self.space.block(block_start).map(|block| block.lock()).filter(|block| may(block))
