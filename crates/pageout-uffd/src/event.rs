@@ -9,9 +9,6 @@ use core::mem::size_of;
 use linux_raw_sys::general as raw;
 use rustix::fd::{FromRawFd, OwnedFd};
 
-/// Messages that one read takes at most.
-pub(crate) const CAPACITY: usize = 32;
-
 /// `struct uffd_msg`: the kind, padding, three words whose meaning depends on the kind.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -28,19 +25,33 @@ const _: () = assert!(size_of::<Message>() == size_of::<raw::uffd_msg>());
 ///
 /// It must not lie in memory whose faults the reading thread itself serves.
 pub struct EventBuffer {
-    messages: [Message; CAPACITY],
+    messages: [Message; Self::CAPACITY],
+    limit: usize,
 }
 
 impl EventBuffer {
+    /// Messages that one read takes at most.
+    pub const CAPACITY: usize = 32;
+
     /// An empty buffer.
     pub const fn new() -> Self {
-        Self { messages: [Message { kind: 0, reserved: [0; 7], words: [0; 3] }; CAPACITY] }
+        Self {
+            messages: [Message { kind: 0, reserved: [0; 7], words: [0; 3] }; Self::CAPACITY],
+            limit: Self::CAPACITY,
+        }
     }
 
-    /// The whole buffer, for the kernel to fill.
+    /// At most so many messages are taken by a read from now on: 1 to 32.
+    pub const fn limit(mut self, messages: usize) -> Self {
+        assert!(messages > 0 && messages <= Self::CAPACITY);
+        self.limit = messages;
+        self
+    }
+
+    /// What the kernel may fill.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        let len = size_of::<[Message; CAPACITY]>();
-        // SAFETY: the messages are `len` contiguous bytes without padding, and any bytes make valid messages.
+        let len = self.limit * size_of::<Message>();
+        // SAFETY: `len` contiguous bytes of the messages, without padding, and any bytes make valid messages.
         unsafe { core::slice::from_raw_parts_mut(self.messages.as_mut_ptr().cast(), len) }
     }
 

@@ -306,7 +306,11 @@ impl Uffd {
         unsafe { abi::call(self.as_fd(), &mut abi::Wake(range(at, len))) }
     }
 
-    /// Reads what happened, with one `read(2)`: at least one event, at most 32. A blocking context waits.
+    /// Reads what happened, with one `read(2)`: at least one event, at most 32, as [`EventBuffer::limit`] has it. A
+    /// blocking context waits.
+    ///
+    /// Who caused an event goes on as soon as it is copied: what it does next can be in the same read, but for the last
+    /// event of it.
     ///
     /// In one read the kernel gives page faults before other events; events acknowledge (see
     /// [`Event`](crate::Event)). So apply the other events first, then answer the faults. Two readers each get

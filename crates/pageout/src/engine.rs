@@ -9,6 +9,7 @@ use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
 use crate::reclaim::policy::{Policy, Turn, FIRST};
+use crate::space::order::Order;
 use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -87,9 +88,6 @@ pub(crate) const MOST_SPLITS: u32 = 4;
 /// See [`MOST_SPLITS`].
 const TRIED: u32 = 32;
 
-/// Looks at what is registered of a range that is taken up.
-const MOST_LOOKS: usize = 1024;
-
 /// One process's engine.
 pub struct Engine<K: Kernel> {
     /// The kernel.
@@ -142,6 +140,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) helps_itself: AtomicBool,
     /// How often mappings went or moved, by the events that were read.
     pub unmappings: AtomicU32,
+    /// A program with several threads has moved mappings: see [`Engine::read_some`].
+    moves: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
     pub(crate) device_ns: AtomicU64,
     /// How long a request to a device takes, whatever its size: moving average, in ns.
@@ -194,6 +194,7 @@ impl<K: Kernel> Engine<K> {
             self_service: false,
             helps_itself: AtomicBool::new(false),
             unmappings: AtomicU32::new(0),
+            moves: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),
@@ -239,7 +240,7 @@ impl<K: Kernel> Engine<K> {
             // An event about an older mapping of the same addresses would take the new one for gone.
             self.read_all(&mut regions, &mut discarded);
             self.kernel.register(start, end - start)?;
-            if self.take_up(&mut regions, &discarded, start, end, &mut { MOST_LOOKS }) {
+            if self.take_up(&mut regions, &discarded, start, end) {
                 return Ok(());
             }
         }
@@ -251,7 +252,7 @@ impl<K: Kernel> Engine<K> {
         let mut regions = self.events.write();
         let mut discarded = Regions::default();
         for (start, end) in ranges {
-            while !self.take_up(&mut regions, &discarded, *start, *end, &mut { MOST_LOOKS }) {
+            while !self.take_up(&mut regions, &discarded, *start, *end) {
                 self.read_all(&mut regions, &mut discarded);
             }
         }
@@ -271,30 +272,21 @@ impl<K: Kernel> Engine<K> {
 
     /// Takes up what is registered of a range: the caller looked at the mappings a while ago, and where there was a
     /// hole when it was registered the program can have mapped what raises no event, and would be zeros once it
-    /// left. `false`: a mapping is changing; its event comes first. Not found in so many `looks`, it is left for the
-    /// next time.
-    fn take_up(
-        &self,
-        regions: &mut Regions,
-        discarded: &Regions,
-        start: usize,
-        end: usize,
-        looks: &mut usize,
-    ) -> bool {
-        if *looks == 0 {
-            return true;
-        }
-        *looks -= 1;
-        match self.kernel.is_registered(start, end) {
-            None => return false,
-            Some(false) if end - start == PAGE => return true,
-            Some(false) => {
-                let middle = start + (end - start) / PAGE / 2 * PAGE;
-                return self.take_up(regions, discarded, start, middle, looks)
-                    && self.take_up(regions, discarded, middle, end, looks);
+    /// left. `false`: a mapping is changing; its event comes first.
+    fn take_up(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) -> bool {
+        let mut at = start;
+        while let Some((from, to)) = self.kernel.next_registered(at, end) {
+            if self.kernel.event_pending() {
+                return false;
             }
-            Some(true) => {}
+            self.take_up_mapping(regions, discarded, from, to);
+            at = to;
         }
+        !self.kernel.event_pending()
+    }
+
+    /// The same for one mapping, of which no event is unread.
+    fn take_up_mapping(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) {
         // What the program does since the registration raises events. They are read after the words below are made,
         // and before any page of them can be moved: so the region must be known and looked at first.
         regions.insert(Region { start, end });
@@ -314,7 +306,6 @@ impl<K: Kernel> Engine<K> {
             at = walked;
         }
         Stats::add(&self.stats.adoptions, 1);
-        true
     }
 
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {
@@ -397,11 +388,11 @@ impl<K: Kernel> Engine<K> {
     /// `each`, which answers no fault itself. Exclusive.
     pub(crate) fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
         let mut events = [Event::Remove { start: 0, end: 0 }; 32];
-        let mut order = crate::space::order::Order::default();
+        let mut order = Order::default();
         let mut backoff = crate::sync::Backoff::new();
         let mut read = 0;
         loop {
-            let n = self.kernel.read_events(&mut events);
+            let n = self.read_some(&mut order, &mut events);
             read += n;
             for event in &events[..n] {
                 // Faults first in a read are older than nothing: they are served after the events anyway.
@@ -415,6 +406,33 @@ impl<K: Kernel> Engine<K> {
             }
             backoff.snooze();
         }
+    }
+
+    /// Reads events, the last of which was caused by a thread that has done nothing since: nor has any other whose event
+    /// was read, where order matters. Exclusive.
+    fn read_some(&self, order: &mut Order, events: &mut [Event]) -> usize {
+        let waits = !order.is_empty();
+        if waits {
+            self.moves.store(true, Relaxed);
+        } else if !self.moves.load(Relaxed) {
+            return self.kernel.read_events(events);
+        }
+        // Faults are read first. Who caused them waits until they are answered, so an event is reached.
+        for n in 0..events.len() {
+            if waits {
+                // What is read was there when this looked.
+                if !self.kernel.wait_event(0) {
+                    return n;
+                }
+                order.look(&self.kernel);
+            }
+            match self.kernel.read_events(&mut events[n..n + 1]) {
+                0 => return n,
+                _ if matches!(events[n], Event::Fault(_)) => {}
+                _ => return n + 1,
+            }
+        }
+        events.len()
     }
 
     /// Reads and applies what is pending; faults that turn up are woken to come again. From any thread that

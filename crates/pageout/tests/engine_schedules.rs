@@ -11,6 +11,7 @@ use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
 use pageout::sync::atomic::Ordering::Relaxed;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Three threads; what they do is said, not left to chance. All memory is managed from the start.
@@ -421,6 +422,40 @@ fn what_grows_over_a_newcomer_is_empty() {
     world.program.lock().unwrap().start_mremap(kernel, 1, (0, 64), 600);
     *world.at_call.lock().unwrap() = Some((0, Box::new(then_grows_over)));
     end(&world);
+}
+
+type Act = fn(&mut Program, &Simulated);
+
+/// Thread 1 goes on at each call of the kernel. When its call has returned it does what is left to do.
+fn then(mut todo: VecDeque<Act>) -> Deed {
+    Box::new(move |world| {
+        step(world, 1);
+        let kernel = &world.engine.kernel;
+        if kernel.changing() == 0 {
+            let Some(act) = todo.pop_front() else { return };
+            act(&mut world.program.lock().unwrap(), kernel);
+        }
+        *world.at_call.lock().unwrap() = Some((0, then(todo)));
+    })
+}
+
+#[test]
+fn what_grows_again_in_place_is_empty() {
+    let shrinks: Act = |program, kernel| program.start_munmap(kernel, 1, (610, 54));
+    let grows: Act = |program, kernel| program.start_grow(kernel, (610, 54));
+    let all_goes: Act = |program, kernel| program.start_munmap(kernel, 1, (600, 64));
+    // Another mapping does.
+    let before: Act = |program, kernel| program.start_grow(kernel, (600, 64));
+    let moves: Act = |program, kernel| {
+        program.start_mremap(kernel, 1, (128, 32), 568);
+    };
+    for todo in [vec![shrinks, grows], vec![moves, all_goes, before]] {
+        let world = world_with_room();
+        let _on_failure = OnFailure(&world);
+        world.program.lock().unwrap().start_mremap(&world.engine.kernel, 1, (0, 64), 600);
+        *world.at_call.lock().unwrap() = Some((0, then(todo.into())));
+        end(&world);
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub const TRAPS: &[Trap] = &[
         mremap_grow_over,
     ),
     Trap::new("mremap-regrow", "moves evicted memory, has it shrink and grow in place", mremap_regrow),
+    Trap::new("mremap-regrow-beside", "the same while there is another thread", mremap_regrow_beside),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
@@ -157,6 +158,21 @@ fn mremap_regrow(ctx: &Ctx) -> Outcome {
     check()
 }
 
+fn mremap_regrow_beside(ctx: &Ctx) -> Outcome {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // It only has to be there.
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::thread::park_timeout(Duration::from_millis(10));
+            }
+        });
+        let outcome = mremap_regrow(ctx);
+        done.store(true, Ordering::Relaxed);
+        outcome
+    })
+}
+
 fn mremap_dontunmap(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let (old, _) = field.halves();
@@ -208,7 +224,16 @@ fn mremap_race(ctx: &Ctx) -> Outcome {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             for piece in [here.part(0, len), here.part(len, here.len - len)] {
                 if piece.len > 0 {
-                    sys::remap(piece, piece.len, flags, there.start + piece.start - here.start)?;
+                    let to = there.start + piece.start - here.start;
+                    // What came in two pieces, of which only one has been taken up by then, is two mappings for a
+                    // moment, and those do not move in one call.
+                    let last = Instant::now() + Duration::from_secs(1);
+                    while let Err(stop) = sys::remap(piece, piece.len, flags, to) {
+                        if sys::errno() != libc::EFAULT || Instant::now() > last {
+                            return Err(stop);
+                        }
+                        std::thread::yield_now();
+                    }
                 }
             }
             there.check_as(0x100_0000, generation)?;

@@ -109,8 +109,12 @@ impl Kernel for Managed {
         self.linux.event_pending()
     }
 
-    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
-        self.linux.is_registered(start, end)
+    fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        self.linux.next_registered(start, end)
+    }
+
+    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        self.linux.next_mapped(start, end)
     }
 
     fn prefer_huge(&self, at: usize) {

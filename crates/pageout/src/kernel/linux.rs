@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
-use rustix::mm::{madvise, mprotect, Advice, MprotectFlags};
+use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
 use rustix::process::Pid;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
@@ -185,14 +185,58 @@ pub fn pages_of(statm: &[u8], field: usize) -> usize {
     word.iter().take_while(|b| b.is_ascii_digit()).fold(0, |n, b| n * 10 + (b - b'0') as usize)
 }
 
-/// The mapping around an address; not before Linux 6.11.
-fn mapping(at: usize) -> Option<(usize, usize)> {
-    let maps = open_proc("maps", c"/proc/self/maps").ok()?;
-    let mut query =
-        MapQuery { size: size_of::<MapQuery>() as u64, address: at as u64, ..MapQuery::default() };
+/// The mapping around an address, or else the next above it; the end of all addresses where there is none. Before
+/// Linux 6.11 the text is read.
+fn mapping(at: usize) -> Result<(usize, usize), LinuxError> {
+    const COVERING_OR_NEXT: u64 = 0x10;
+    let maps = open_proc("maps", c"/proc/self/maps")?;
+    let mut query = MapQuery {
+        size: size_of::<MapQuery>() as u64,
+        flags: COVERING_OR_NEXT,
+        address: at as u64,
+        ..MapQuery::default()
+    };
     // SAFETY: the opcode belongs to procmap_query, which asks for neither name nor build id.
-    unsafe { ioctl(&maps, Updater::<QUERY, MapQuery>::new(&mut query)) }.ok()?;
-    Some((query.start as usize, query.end as usize))
+    match unsafe { ioctl(&maps, Updater::<QUERY, MapQuery>::new(&mut query)) } {
+        Ok(()) => Ok((query.start as usize, query.end as usize)),
+        Err(Errno::NOENT) => Ok(NO_MAPPING),
+        Err(_) => mapping_in_text(&maps, at),
+    }
+}
+
+/// The first part of a range that one mapping has.
+fn mapped(start: usize, end: usize) -> Option<(usize, usize)> {
+    // Without /proc: who looks at it finds out.
+    let (from, to) = mapping(start).unwrap_or((start, start + PAGE));
+    let part = (from.max(start), to.min(end));
+    (part.0 < part.1).then_some(part)
+}
+
+const NO_MAPPING: (usize, usize) = (usize::MAX, usize::MAX);
+
+/// The same from the lines, each of which begins with `start-end`, in hexadecimal digits.
+fn mapping_in_text(maps: &OwnedFd, at: usize) -> Result<(usize, usize), LinuxError> {
+    let mut text = [0u8; 4096];
+    let (mut range, mut field, mut offset) = ([0usize; 2], 0, 0);
+    loop {
+        let n = pread(maps, &mut text, offset).map_err(|errno| LinuxError::Proc("maps", errno))?;
+        for byte in &text[..n] {
+            match byte {
+                b'\n' => (range, field) = ([0; 2], 0),
+                b'-' if field == 0 => field = 1,
+                _ if field > 1 => {}
+                _ => match (*byte as char).to_digit(16) {
+                    Some(digit) => range[field] = range[field] << 4 | digit as usize,
+                    None if range[1] > at => return Ok((range[0], range[1])),
+                    None => field = 2,
+                },
+            }
+        }
+        if n == 0 {
+            return Ok(NO_MAPPING);
+        }
+        offset += n as u64;
+    }
 }
 
 fn identity(uffd: &Uffd) -> Option<(u64, u64)> {
@@ -312,6 +356,16 @@ impl Linux {
             done => Err(Partial { done, errno: Errno::AGAIN }),
         }
     }
+
+    /// Is all of a range in one mapping for which faults are delivered? Nothing is registered for write protection, so
+    /// the kernel refuses to copy with it: after it has found the mapping, before it looks at a page. The source is
+    /// never read. While an event is pending it looks at nothing.
+    fn is_registered(&self, start: usize, end: usize) -> bool {
+        let mode = CopyMode::DONTWAKE | CopyMode::WP;
+        // SAFETY: never done.
+        let refused = unsafe { self.uffd.copy(start, start, end - start, mode) };
+        matches!(refused.map_err(|partial| partial.errno), Err(Errno::INVAL | Errno::AGAIN))
+    }
 }
 
 impl Kernel for Linux {
@@ -396,18 +450,30 @@ impl Kernel for Linux {
         single
     }
 
-    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
-        // Nothing is registered for write protection, so the kernel refuses to copy with it: after it has found the
-        // mapping and seen that nothing changes, before it looks at a page. The source is never read.
-        let mode = CopyMode::DONTWAKE | CopyMode::WP;
-        // SAFETY: never done.
-        let refused = unsafe { self.uffd.copy(start, start, end - start, mode) };
-        match refused.map_err(|partial| partial.errno) {
-            Err(Errno::INVAL) => Some(true),
-            // It looks at the mapping first, and that may be on its way.
-            Err(Errno::NOENT) if !self.event_pending() => Some(false),
-            _ => None,
+    fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        let mut at = start;
+        while at < end {
+            // In most cases it is one mapping.
+            if self.is_registered(at, end) {
+                return Some((at, end));
+            }
+            let (from, to) = mapped(at, end)?;
+            if self.is_registered(from, to) {
+                return Some((from, to));
+            }
+            at = to;
         }
+        None
+    }
+
+    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        // Does nothing but to look for holes.
+        // SAFETY: as it says.
+        let whole = start < end && unsafe { msync(start as *mut _, end - start, MsyncFlags::ASYNC) }.is_ok();
+        if whole {
+            return Some((start, end));
+        }
+        mapped(start, end)
     }
 
     fn prefer_huge(&self, at: usize) {
@@ -415,7 +481,7 @@ impl Kernel for Linux {
             return;
         }
         // Not beyond the mapping: in the next one they may be forbidden.
-        let (start, end) = mapping(at).unwrap_or((at, at + HUGE));
+        let (start, end) = mapping(at).ok().filter(|(start, _)| *start <= at).unwrap_or((at, at + HUGE));
         // SAFETY: changes nothing in memory. What is missing in registered memory is asked of the engine: the kernel
         // gives no huge page of its own.
         let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
@@ -431,7 +497,7 @@ impl Kernel for Linux {
     }
 
     fn read_events(&self, out: &mut [Event]) -> usize {
-        let mut buffer = EventBuffer::new();
+        let mut buffer = EventBuffer::new().limit(out.len().min(EventBuffer::CAPACITY));
         let mut n = 0;
         if let Ok(events) = self.uffd.read_events(&mut buffer) {
             for event in events {
@@ -571,13 +637,21 @@ mod tests {
 
     #[test]
     fn a_mapping_ends_where_the_next_begins() {
-        let start = reserve(3 * PAGE);
-        // SAFETY: our own page.
-        unsafe { mprotect((start + PAGE) as *mut _, PAGE, MprotectFlags::READ).unwrap() };
-        match mapping(start + PAGE + 100) {
-            Some(found) => assert_eq!(found, (start + PAGE, start + 2 * PAGE)),
-            None => println!("skipped: this kernel does not tell (before Linux 6.11)"),
+        let start = reserve(5 * PAGE);
+        // SAFETY: our own pages.
+        unsafe {
+            mprotect((start + PAGE) as *mut _, PAGE, MprotectFlags::READ).unwrap();
+            rustix::mm::munmap((start + 2 * PAGE) as *mut _, PAGE).unwrap();
+            mprotect((start + 4 * PAGE) as *mut _, PAGE, MprotectFlags::empty()).unwrap();
         }
+        let maps = open_proc("maps", c"/proc/self/maps").unwrap();
+        for (at, found) in [(PAGE + 100, (PAGE, 2 * PAGE)), (2 * PAGE, (3 * PAGE, 4 * PAGE))] {
+            let found = (start + found.0, start + found.1);
+            assert_eq!(mapping(start + at).unwrap(), found);
+            assert_eq!(mapping_in_text(&maps, start + at).unwrap(), found);
+        }
+        assert_eq!(mapping(usize::MAX - PAGE).unwrap(), NO_MAPPING);
+        assert_eq!(mapping_in_text(&maps, usize::MAX - PAGE).unwrap(), NO_MAPPING);
     }
 
     #[test]
@@ -627,15 +701,18 @@ mod tests {
             mprotect(page(4) as *mut _, PAGE, MprotectFlags::empty()).unwrap();
             rustix::mm::munmap(page(14) as *mut _, PAGE).unwrap();
         }
-        for (n, registered) in
-            [(0, true), (1, true), (2, true), (4, true), (11, true), (12, false), (14, false)]
-        {
-            assert_eq!(kernel.is_registered(page(n), page(n + 1)), Some(registered), "page {n}");
+        // 2 and 4 are mappings of their own, 12 and 13 are not registered, 14 is none.
+        let parts = [(0, 2), (2, 3), (3, 4), (4, 5), (5, 12)];
+        let mut at = page(0);
+        for (from, to) in parts {
+            let found = kernel.next_registered(at, page(16));
+            assert_eq!(found, Some((page(from), page(to))));
+            at = page(to);
         }
-        assert_eq!(kernel.is_registered(page(5), page(12)), Some(true));
-        assert_eq!(kernel.is_registered(page(5), page(13)), Some(false));
-        // Two mappings are not one.
-        assert_eq!(kernel.is_registered(page(0), page(3)), Some(false));
+        for (from, to) in [(12, 16), (13, 15), (14, 15)] {
+            assert_eq!(kernel.next_registered(page(from), page(to)), None);
+        }
+        assert_eq!(kernel.next_registered(page(6), page(8)), Some((page(6), page(8))));
         // Nothing was done.
         let mut found = [Found { start: 0, end: 0, huge: false }; 4];
         assert_eq!(kernel.scan(base, page(12), &mut found).0, 1);
@@ -648,14 +725,16 @@ mod tests {
             while !kernel.event_pending() {
                 std::thread::yield_now();
             }
-            assert_eq!(kernel.is_registered(page(5), page(6)), None);
-            assert_eq!(kernel.is_registered(page(8), page(9)), None);
+            // Before the event is read.
+            assert_eq!(kernel.next_mapped(page(5), page(8)), Some((page(5), page(8))));
+            assert_eq!(kernel.next_mapped(page(5), page(12)), Some((page(5), page(8))));
+            assert_eq!(kernel.next_mapped(page(8), page(12)), Some((page(9), page(12))));
+            assert_eq!(kernel.next_mapped(page(8), page(9)), None);
             let mut events = [Event::Unmap { start: 0, end: 0 }; 4];
             while kernel.event_pending() {
                 kernel.read_events(&mut events);
             }
         });
-        assert_eq!(kernel.is_registered(page(8), page(9)), Some(false));
     }
 
     #[test]

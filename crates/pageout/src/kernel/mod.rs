@@ -127,9 +127,12 @@ pub trait Kernel: Send + Sync {
     /// Is an event unread? Any lock.
     fn event_pending(&self) -> bool;
 
-    /// Is all of a range in one mapping for which faults are delivered? `None`: a mapping is changing just now, and
-    /// its event not read. Changes nothing. Events lock held exclusively.
-    fn is_registered(&self, start: usize, end: usize) -> Option<bool>;
+    /// The first part of a range for which faults are delivered, as far as one mapping has it. That is sure if no event is
+    /// pending, before and after. Changes nothing. Events lock held exclusively.
+    fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)>;
+
+    /// The first part of a range where anything is mapped, whatever events are unread. Any lock.
+    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)>;
 
     /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
     fn prefer_huge(&self, _at: usize) {}
@@ -137,8 +140,9 @@ pub trait Kernel: Send + Sync {
     /// Waits until an event can be read, at most `timeout_ns`. No lock held.
     fn wait_event(&self, timeout_ns: u64) -> bool;
 
-    /// Reads what is there without waiting; returns how many. Events lock held exclusively, and the caller
-    /// applies everything but faults before it lets go: reading is what lets the program go on.
+    /// Reads what is there without waiting, faults first, and the rest as it happened; returns how many. Events lock held
+    /// exclusively, and the caller applies everything but faults before it lets go: reading is what lets the program
+    /// go on.
     fn read_events(&self, out: &mut [Event]) -> usize;
 
     /// Has the program had one thread only, as far as was ever seen? Then it does one thing after the other, and its

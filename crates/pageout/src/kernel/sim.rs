@@ -367,6 +367,17 @@ impl Simulated {
         Self::begin(&mut state, events)
     }
 
+    /// A mapping grows in place, by what is not mapped from `end` on. Raises no event.
+    pub fn grow(&self, end: usize, len: usize) {
+        let mut state = self.state.lock();
+        let range = self.range(end, len);
+        let Page { mapping, registered, writable, .. } = state.pages[range.start - 1];
+        for index in range {
+            assert_eq!(state.pages[index].mapping, 0, "grows over another mapping");
+            state.pages[index] = Page { mapping, registered, writable, ..Page::default() };
+        }
+    }
+
     /// `madvise(DONTNEED)` or `FREE`. Without registration it is done at once, under the lock of the mappings;
     /// with it the event comes first, and [`Simulated::zap`] after the call has returned.
     pub fn madvise(&self, start: usize, len: usize, free: bool) -> Advised {
@@ -580,6 +591,16 @@ impl Simulated {
         Ok(())
     }
 
+    /// The first part of a range that is so, as far as one mapping has it.
+    fn next(&self, start: usize, end: usize, is: impl Fn(&Page) -> bool) -> Option<(usize, usize)> {
+        let state = self.state.lock();
+        let (first, last) = ((start - self.base) / PAGE, (end - self.base) / PAGE);
+        let first = (first..last).find(|index| is(&state.pages[*index]))?;
+        let one = |page: &Page| is(page) && page.mapping == state.pages[first].mapping;
+        let len = state.pages[first..last].iter().take_while(|page| one(page)).count();
+        Some((self.address(first), self.address(first + len)))
+    }
+
     /// Does `each` for the pages of a range until one refuses or chance stops it.
     fn step(
         &self,
@@ -790,12 +811,15 @@ impl Kernel for Simulated {
         self.state.lock().changing > 0
     }
 
-    fn is_registered(&self, start: usize, end: usize) -> Option<bool> {
+    fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         self.under_lock(true);
         self.meanwhile();
-        let state = self.state.lock();
-        let range = self.range(start, end - start);
-        (state.changing == 0).then(|| Self::check_target(&state, &range).is_ok())
+        self.next(start, end, |page| page.registered)
+    }
+
+    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
+        self.meanwhile();
+        self.next(start, end, |page| page.mapping != 0)
     }
 
     fn wait_event(&self, _timeout_ns: u64) -> bool {

@@ -11,9 +11,14 @@
 //! 1. What comes to addresses that are still known waits until what was there has left: the first departure
 //!    from there in the log is that of the old mapping.
 //! 2. An UNMAP of addresses to which something came since reading began is about what was there before, if that
-//!    leaves from there later in the log, or if the kernel still has a registered mapping there. It is about the
-//!    newcomer if the next thing in the log is that something else comes there, or what that grew by.
+//!    leaves from there later in the log, or if the newcomer is still there. It is about the newcomer if the next thing
+//!    in the log is that something else comes there, or what that grew by, or if the newcomer was seen to be gone.
 //! 3. All else is applied as read.
+//!
+//! Is the newcomer still there? The kernel knows where something is registered; but a mapping grows in place without an
+//! event, so what has gone may be there again, and empty. So events are read one by one, and before each is looked
+//! whether what came is there: who waits for an event of his to be read has done nothing since. One case is left: another
+//! thread has its own mapping grow to where the newcomer was, before the event of that is read.
 //!
 //! Under the events lock, exclusively, from the first event to the last.
 
@@ -22,6 +27,7 @@ use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// Departures that may be brought forward for one log: more than any program has threads. It is a bound on what a
 /// log that contradicts itself costs before the engine stops.
@@ -31,8 +37,11 @@ const MOST: usize = 100_000;
 #[derive(Default)]
 pub(crate) struct Order {
     log: VecDeque<Event>,
-    /// Where something came to since reading began and was not seen to leave.
+    /// Where something came to since reading began and was not seen to leave, as far as the log is applied.
     fresh: Regions,
+    /// The same as far as it is read; what was there at the last look, and what was missing at one.
+    there: Regions,
+    gone: Regions,
     brought: usize,
 }
 
@@ -40,10 +49,34 @@ impl Order {
     /// Takes an event; those that nothing can have overtaken are applied at once.
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
         match event {
-            Event::Fault(_) => {}
-            _ if !self.log.is_empty() || self.fresh.iter().next().is_some() => self.log.push_back(event),
-            Event::Remap { .. } if !engine.kernel.is_single() => self.log.push_back(event),
-            _ => apply(engine, regions, event),
+            Event::Fault(_) => return,
+            Event::Remap { from, to, len } if !self.is_empty() || !engine.kernel.is_single() => {
+                for gone in [(from, from + len), (to, to + len)] {
+                    self.there.remove(gone.0, gone.1);
+                    self.gone.remove(gone.0, gone.1);
+                }
+                self.there.insert(Region { start: to, end: to + len });
+            }
+            _ if !self.is_empty() => {}
+            event => return apply(engine, regions, event),
+        }
+        self.log.push_back(event);
+    }
+
+    /// Looks whether what came is there, before an event is read that is there to be read.
+    pub(crate) fn look<K: Kernel>(&mut self, kernel: &K) {
+        let mut gone = Vec::new();
+        for Region { start, end } in self.there.iter() {
+            let mut at = start;
+            while at < end {
+                let (from, to) = kernel.next_mapped(at, end).unwrap_or((end, end));
+                gone.extend((at < from).then_some((at, from)));
+                at = to;
+            }
+        }
+        for (start, end) in gone {
+            self.there.remove(start, end);
+            self.gone.insert(Region { start, end });
         }
     }
 
@@ -133,28 +166,49 @@ impl Order {
         start: usize,
         end: usize,
     ) -> bool {
-        let gone = match self.next((start, end)) {
-            Next::Leaves => Some(false),
-            Next::Taken => Some(true),
-            Next::Several => None,
-            Next::Nothing if self.grows_over(start) => Some(true),
-            Next::Nothing => match engine.kernel.is_registered(start, end) {
-                None => return false,
-                Some(true) => Some(false),
-                Some(false) => (end - start == PAGE).then_some(true),
-            },
-        };
-        let Some(gone) = gone else {
-            let middle = start + (end - start) / PAGE / 2 * PAGE;
-            return self.unmap_newcomer(engine, regions, start, middle)
-                && self.unmap_newcomer(engine, regions, middle, end);
-        };
-        if !gone {
-            return true;
+        match self.next((start, end)) {
+            Next::Leaves => {}
+            Next::Taken => self.newcomer_left(engine, regions, start, end),
+            Next::Nothing if self.grows_over(start) => self.newcomer_left(engine, regions, start, end),
+            Next::Nothing => {
+                let mut at = start;
+                while at < end {
+                    let (from, to) = engine.kernel.next_registered(at, end).unwrap_or((end, end));
+                    if engine.kernel.event_pending() {
+                        return false;
+                    }
+                    self.newcomer_left(engine, regions, at, from);
+                    for gone in self.gone_of(from, to) {
+                        self.newcomer_left(engine, regions, gone.0, gone.1);
+                    }
+                    at = to;
+                }
+            }
+            Next::Several => {
+                let middle = start + (end - start) / PAGE / 2 * PAGE;
+                return self.unmap_newcomer(engine, regions, start, middle)
+                    && self.unmap_newcomer(engine, regions, middle, end);
+            }
         }
-        self.fresh.remove(start, end);
-        apply(engine, regions, Event::Unmap { start, end });
         true
+    }
+
+    /// What of a range was seen to be gone.
+    fn gone_of(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        self.gone.iter().filter_map(|gone| overlap((gone.start, gone.end), (start, end))).collect()
+    }
+
+    fn newcomer_left<K: Kernel>(
+        &mut self,
+        engine: &Engine<K>,
+        regions: &mut Regions,
+        start: usize,
+        end: usize,
+    ) {
+        if start < end {
+            self.fresh.remove(start, end);
+            apply(engine, regions, Event::Unmap { start, end });
+        }
     }
 
     /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,

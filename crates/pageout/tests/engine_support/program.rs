@@ -73,6 +73,8 @@ pub struct Habits {
     pub dontneed: usize,
     pub free: usize,
     pub mremap: usize,
+    /// Growth in place.
+    pub grow: usize,
     pub mprotect: usize,
     pub pin: usize,
     pub share: usize,
@@ -91,6 +93,7 @@ impl Habits {
         dontneed: 3,
         free: 1,
         mremap: 3,
+        grow: 2,
         mprotect: 1,
         pin: 2,
         share: 0,
@@ -98,8 +101,17 @@ impl Habits {
         huge: false,
     };
 
-    pub const ACCESS: Habits =
-        Habits { mmap: 0, munmap: 0, dontneed: 0, free: 0, mremap: 0, mprotect: 0, pin: 0, ..Self::ALL };
+    pub const ACCESS: Habits = Habits {
+        mmap: 0,
+        munmap: 0,
+        dontneed: 0,
+        free: 0,
+        mremap: 0,
+        grow: 0,
+        mprotect: 0,
+        pin: 0,
+        ..Self::ALL
+    };
 
     /// Nothing but the engine gives or takes memory.
     pub fn is_access_alone(&self) -> bool {
@@ -305,8 +317,10 @@ impl Program {
 
     fn begin(&mut self, kernel: &Simulated, thread: usize) {
         let h = self.habits;
-        let weights =
-            [h.touch, h.run, h.mmap, h.munmap, h.dontneed, h.free, h.mremap, h.mprotect, h.pin, h.share];
+        let weights = [
+            h.touch, h.run, h.mmap, h.munmap, h.dontneed, h.free, h.mremap, h.mprotect, h.pin, h.share,
+            h.grow,
+        ];
         let mut chosen = self.random.below(weights.iter().sum());
         let mut which = 0;
         while chosen >= weights[which] {
@@ -380,11 +394,31 @@ impl Program {
                     kernel.pin(self.at(page), false);
                 }
             }
-            _ => {
+            9 => {
                 self.say("fork".into());
                 kernel.share();
             }
+            _ => self.grow(kernel),
         }
+    }
+
+    /// A mapping grows in place: as a rule over what was just cut off.
+    fn grow(&mut self, kernel: &Simulated) {
+        let Some((first, n)) = self.range(false) else { return };
+        let ends = |page: &usize| self.values[page - 1].mapped && !self.values[*page].mapped;
+        let Some(end) = (first.max(1)..first + n).find(ends) else { return };
+        let free = |page: &usize| !self.values[*page].mapped && self.is_free((*page, 1), false);
+        let n = (end..first + n).take_while(free).count();
+        self.start_grow(kernel, (end, n));
+    }
+
+    /// What is mapped before the range grows over it.
+    pub fn start_grow(&mut self, kernel: &Simulated, (first, n): (usize, usize)) {
+        self.say(format!("grow {first}+{n}"));
+        kernel.grow(self.at(first), n * PAGE);
+        let writable = self.values[first - 1].writable;
+        self.mapped(first, n);
+        self.values[first..first + n].iter_mut().for_each(|value| value.writable = writable);
     }
 
     fn mremap(&mut self, kernel: &Simulated, thread: usize) {
