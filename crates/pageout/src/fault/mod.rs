@@ -527,7 +527,7 @@ impl<K: Kernel> Engine<K> {
         let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
         let used = unit.resident() & out;
         let request_ns = self.request_ns.load(Relaxed);
-        self.orders.lock().learn(used, out, request_ns, resident, self.place.swapped());
+        self.orders.lock().learn(used, out, request_ns, resident, self.space.out() as u64);
     }
 
     /// Where a thread's stream goes on: after the pages that its fault brought in.

@@ -16,7 +16,10 @@ mod region;
 pub use region::{Region, Regions};
 
 use crate::page::{Tag, Word};
-use crate::sync::atomic::Ordering::{AcqRel, Acquire};
+use crate::sync::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use crate::sync::{Guard, Lock, LockClass, TablePtr};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -112,6 +115,8 @@ pub struct BlockState {
     units: [Option<Box<Unit>>; BLOCK_UNITS],
     /// Pages whose word is Resident.
     pub resident: u16,
+    /// Pages whose word is Swapped.
+    out: u16,
     /// Last known to be mapped by one huge page.
     pub huge: bool,
     /// Small pages were mapped here, and as far as is known the page table that they left behind still is: a huge
@@ -144,13 +149,15 @@ impl BlockState {
         self.unit(index).map_or(Word::default(), |unit| unit.words[index % UNIT_PAGES])
     }
 
-    /// Sets the word of page `index`, whose unit exists, and keeps the count of resident pages. One that comes is taken
+    /// Sets the word of page `index`, whose unit exists, and keeps the counts of resident pages and of those out. One that comes is taken
     /// for a small one; see [`BlockState::is_whole`].
     pub fn set(&mut self, index: usize, word: Word) {
         let unit = self.units[index / UNIT_PAGES].as_deref_mut().expect("unit of a known page");
         let old = core::mem::replace(&mut unit.words[index % UNIT_PAGES], word);
         self.resident -= (old.tag() == Tag::Resident) as u16;
         self.resident += (word.tag() == Tag::Resident) as u16;
+        self.out -= (old.tag() == Tag::Swapped) as u16;
+        self.out += (word.tag() == Tag::Swapped) as u16;
         self.table |= word.tag() == Tag::Resident;
     }
 
@@ -199,8 +206,14 @@ pub struct Block {
 impl Block {
     fn new() -> Self {
         const NONE: Option<Box<Unit>> = None;
-        let state =
-            BlockState { units: [NONE; BLOCK_UNITS], resident: 0, huge: false, table: false, splits: 0 };
+        let state = BlockState {
+            units: [NONE; BLOCK_UNITS],
+            resident: 0,
+            out: 0,
+            huge: false,
+            table: false,
+            splits: 0,
+        };
         Self { state: Lock::new(state, &BLOCK_LOCKS) }
     }
 
@@ -281,6 +294,7 @@ pub struct Space {
     root: Box<[TablePtr<Leaf>]>,
     /// Made ahead for the fault path.
     pub spares: Spares,
+    out: AtomicUsize,
 }
 
 impl Space {
@@ -290,6 +304,7 @@ impl Space {
         Self {
             root: (0..leaves).map(|_| TablePtr::new(core::ptr::null_mut())).collect(),
             spares: Spares::new(),
+            out: AtomicUsize::new(0),
         }
     }
 
@@ -309,9 +324,22 @@ impl Space {
         publish(&leaf.blocks[number % LEAF], || self.spares.take_block())
     }
 
-    /// Pages that are mapped in the program, as far as is known: a walk over all blocks. No block lock held.
+    /// Pages that are mapped in the program, as far as is known: a walk over all blocks, which counts what is out, too. No
+    /// block lock held.
     pub fn resident(&self) -> usize {
-        self.blocks(0, TOP).map(|(_, block)| block.lock().resident as usize).sum()
+        let (mut resident, mut out) = (0, 0);
+        for (_, block) in self.blocks(0, TOP) {
+            let block = block.lock();
+            resident += block.resident as usize;
+            out += block.out as usize;
+        }
+        self.out.store(out, Relaxed);
+        resident
+    }
+
+    /// Pages that were out at the last such walk.
+    pub fn out(&self) -> usize {
+        self.out.load(Relaxed)
     }
 
     /// Pages whose word says what is asked for: a walk over all blocks. No block lock held.
