@@ -47,6 +47,7 @@ impl Findings {
 pub fn doctor(options: &SettingOptions) -> Result<i32> {
     let config = Config::resolve(options)?;
     let mut findings = Findings::default();
+    proc(&mut findings);
     userfaultfd(&mut findings);
     huge_pages(&mut findings);
     io_uring(&mut findings);
@@ -68,6 +69,14 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         lacks => println!("pageout run does not work here: {lacks} things are lacking"),
     }
     Ok(i32::from(findings.lacks > 0))
+}
+
+fn proc(findings: &mut Findings) {
+    if let Err(error) = kernel::check_proc() {
+        let text = error.to_string();
+        let (found, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+        findings.lack("/proc", found.strip_prefix("/proc: ").unwrap_or(found), remedy);
+    }
 }
 
 fn userfaultfd(findings: &mut Findings) {

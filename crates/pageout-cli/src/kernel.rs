@@ -16,9 +16,21 @@ pub const NEEDED: Features = Features::MOVE
 
 /// Refuses a kernel that lacks something, or does not let this user have it.
 pub fn check() -> Result<()> {
+    check_proc()?;
     match Uffd::supported() {
         Ok(offered) => judge(offered, &sys::kernel_release()),
         Err(error) => Err(anyhow!("{error}, or run \"pageout doctor\"")),
+    }
+}
+
+/// Refuses a /proc in which processes have other numbers than here.
+pub fn check_proc() -> Result<()> {
+    match std::fs::read_link("/proc/self") {
+        Err(_) => bail!("/proc: not mounted; mount it: mount -t proc proc /proc"),
+        Ok(own) if own.to_str() != Some(std::process::id().to_string().as_str()) => {
+            bail!("/proc: of another PID namespace; mount this one's: mount -t proc proc /proc")
+        }
+        Ok(_) => Ok(()),
     }
 }
 

@@ -220,6 +220,20 @@ fn full_file_systems_and_tmpfs() {
 }
 
 #[test]
+fn a_list_of_other_processes() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new("unshare");
+    command.args(["-p", "-f", env!("CARGO_BIN_EXE_pageout"), "run", "true"]);
+    place.prepare(&mut command);
+    let ended = finish(&mut command);
+    let line = "pageout: /proc: of another PID namespace; mount this one's: mount -t proc proc /proc\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+}
+
+#[test]
 fn agent_directories() {
     if !can_unshare() {
         return;
