@@ -22,8 +22,7 @@ static RANGES: [(AtomicUsize, AtomicUsize); MOST] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MOST];
 static RANGES_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes reserved before `main`: staging of 128 MiB and the tables of 16 GiB, which stand 4 MiB apart. Address space
-/// only.
+/// Bytes reserved before `main`: staging of 128 MiB and the tables of 28 GiB. Address space only.
 const RESERVATION: usize = 384 << 20;
 
 /// What is left of the reservation: start and end.
@@ -209,11 +208,13 @@ pub fn is_own(start: usize, end: usize) -> bool {
 
 const SMALLEST: usize = 4; // 16 bytes
 const LARGEST: usize = 16; // 64 KiB
-/// The heap grows by these: a huge page each, if the system has some. Not the first few, nor where that would be felt
-/// (parts of a chunk are never touched): a small process stays small, and there may be many.
-const CHUNK: usize = 2 << 20;
-const SMALL_CHUNK: usize = 1 << 20;
-const SMALL_CHUNKS: usize = 8;
+/// The heap grows by these, seldom: where the program has as many mappings as it may, there is none for the heap. By huge
+/// pages, if the system has some; not at first, nor where that would be felt (parts of them are never
+/// touched): a small process stays small, and there may be many.
+const CHUNK: usize = 16 << 20;
+const SMALL_CHUNK: usize = 8 << 20;
+/// What a huge page is aligned to.
+const HUGE: usize = 2 << 20;
 const LEAST_LIMIT: u64 = 256 << 20;
 /// The limit is at least [`LEAST_LIMIT`].
 static LARGE: AtomicBool = AtomicBool::new(false);
@@ -240,7 +241,6 @@ struct Heap {
     free: [*mut u8; CLASSES],
     chunk: usize,
     left: usize,
-    chunks: usize,
 }
 
 // SAFETY: plain addresses, guarded by the lock around the heap.
@@ -250,7 +250,7 @@ static HEAP_LOCKS: LockClass = LockClass::new();
 static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &HEAP_LOCKS);
 
 impl Heap {
-    const EMPTY: Heap = Heap { free: [null_mut(); CLASSES], chunk: 0, left: 0, chunks: 0 };
+    const EMPTY: Heap = Heap { free: [null_mut(); CLASSES], chunk: 0, left: 0 };
 
     fn take(&mut self, class: usize) -> *mut u8 {
         let found = self.free[class];
@@ -265,7 +265,6 @@ impl Heap {
         if self.left < skip + size {
             let Ok((chunk, len)) = self.grow() else { return null_mut() };
             (self.chunk, self.left) = (chunk, len);
-            self.chunks += 1;
         } else {
             self.chunk += skip;
             self.left -= skip;
@@ -278,13 +277,15 @@ impl Heap {
 
     /// Another chunk: where, and how large.
     fn grow(&self) -> Result<(usize, usize), Errno> {
-        if self.chunks < SMALL_CHUNKS || !LARGE.load(Ordering::Relaxed) {
-            return Ok((map(SMALL_CHUNK, 1 << LARGEST)?, SMALL_CHUNK));
-        }
-        let chunk = map(CHUNK, CHUNK)?;
+        let huge = self.chunk != 0 && LARGE.load(Ordering::Relaxed);
+        let (len, align, advice) = match huge {
+            true => (CHUNK, HUGE, Advice::LinuxHugepage),
+            false => (SMALL_CHUNK, 1 << LARGEST, Advice::LinuxNoHugepage),
+        };
+        let chunk = map(len, align)?;
         // SAFETY: just mapped, and ours.
-        let _ = unsafe { mm::madvise(chunk as *mut _, CHUNK, Advice::LinuxHugepage) };
-        Ok((chunk, CHUNK))
+        let _ = unsafe { mm::madvise(chunk as *mut _, len, advice) };
+        Ok((chunk, len))
     }
 
     fn give(&mut self, piece: *mut u8, class: usize) {
