@@ -290,7 +290,7 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
 fn child_finds_run(maps: &mut Maps) -> bool {
     let path =
-        |file: &str| CString::new(alloc::format!("/proc/{}/{file}", keeper::program())).unwrap_or_default();
+        |file: &str| CString::new(alloc::format!("/proc/{}/{file}", keeper::listed())).unwrap_or_default();
     let own = alloc::format!("Uid:\t{}\t{}\t", getuid().as_raw(), geteuid().as_raw());
     let mut same_user = true;
     maps.read(&path("status"), |line| {

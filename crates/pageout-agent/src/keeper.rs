@@ -93,6 +93,7 @@ impl Path {
 static ENGINE: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
 /// The process that the keeper keeps; another one's wrappers (vfork) leave everything alone.
 static PROGRAM: AtomicU32 = AtomicU32::new(0);
+static LISTED: AtomicU32 = AtomicU32::new(0);
 /// The keeper; 0 before it runs.
 static KEEPER: AtomicU32 = AtomicU32::new(0);
 /// 1 when the keeper watches, or never will. The program waits for it: one that is over in 50 ms would else run
@@ -161,6 +162,11 @@ pub fn program() -> u32 {
     PROGRAM.load(Ordering::Relaxed)
 }
 
+/// What /proc calls it: that may list the processes of another namespace. 0 where there is none.
+pub fn listed() -> u32 {
+    LISTED.load(Ordering::Relaxed)
+}
+
 /// Has the keeper not ended?
 pub fn is_there() -> bool {
     let keeper = KEEPER.load(Ordering::SeqCst);
@@ -182,6 +188,10 @@ pub fn start(path: Path) -> bool {
     if memory::reserve().is_err() {
         return false;
     }
+    let mut name = [const { core::mem::MaybeUninit::uninit() }; 16];
+    let name = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut name).ok();
+    let listed = name.and_then(|(name, _)| core::str::from_utf8(name).ok()?.parse().ok());
+    LISTED.store(listed.unwrap_or(0), Ordering::Relaxed);
     PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     let mask = sys::block_signals();
     // SAFETY: the messenger never returns; its stack is its own.
@@ -261,11 +271,10 @@ extern "C" fn keeper(_: usize) -> ! {
         link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
         leave(0)
     }
-    let mut kernel = match Linux::open() {
+    let kernel = match Linux::open() {
         Ok(kernel) => kernel,
         Err(error) => give_up(format_args!("process {program} cannot be limited: {error}")),
     };
-    kernel.set_program(program);
     let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
     else {
         give_up(format_args!("no memory for the keeper of process {program}"))
@@ -509,8 +518,6 @@ impl Life {
         loop {
             engine.stock();
             let seen = engine.kernel.statm();
-            // Whoever comes is seen, and never forgotten.
-            engine.kernel.is_single();
             let resident = seen.resident;
             let now = engine.kernel.now();
             // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.

@@ -51,7 +51,7 @@ impl Part {
         let tree = memory::map_shared(tree, TREE_BYTES)?;
         // SAFETY: any bytes are a valid tree; it stays mapped.
         let tree: &'static Tree = unsafe { &*(tree as *const Tree) };
-        let stat = alloc::format!("/proc/{}/stat\0", keeper::program());
+        let stat = alloc::format!("/proc/{}/stat\0", keeper::listed());
         let open = |path| open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         let mut part = Self {
             place: seat.map(|seat| (tree, tree.seat(seat))),

@@ -140,7 +140,7 @@ pub struct Engine<K: Kernel> {
     pub(crate) helps_itself: AtomicBool,
     /// How often mappings went or moved, by the events that were read.
     pub unmappings: AtomicU32,
-    /// A program with several threads has moved mappings: see [`Engine::read_some`].
+    /// The program has moved mappings: see [`Engine::read_some`].
     moves: AtomicBool,
     /// How long a read from a device takes: moving average, in ns.
     pub(crate) device_ns: AtomicU64,

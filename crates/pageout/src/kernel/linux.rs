@@ -2,7 +2,6 @@
 
 use super::{Event, Fault, Found, Kernel, Place};
 use crate::call::call;
-use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::fmt;
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
@@ -10,7 +9,7 @@ use pageout_uffd::{
 };
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{fstat, open, Mode, OFlags};
+use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
@@ -22,10 +21,6 @@ pub struct Linux {
     uffd: Uffd,
     pagemap: OwnedFd,
     statm: OwnedFd,
-    /// The directory of the program's threads.
-    tasks: Option<OwnedFd>,
-    /// Several of them were seen.
-    several: AtomicBool,
     /// Device and inode of the userfaultfd: each has its own.
     identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
@@ -281,8 +276,6 @@ impl Linux {
             uffd,
             pagemap,
             statm: open_proc("statm", c"/proc/self/statm")?,
-            tasks: None,
-            several: AtomicBool::new(false),
             home: sched_getaffinity(None).unwrap_or_default(),
             probe: 0,
         })
@@ -291,12 +284,6 @@ impl Linux {
     /// Names the page that probes for unread events: registered and mapped for good.
     pub fn set_probe(&mut self, page: usize) {
         self.probe = page;
-    }
-
-    /// Names the process whose memory this is, if it is another one than the engine's.
-    pub fn set_program(&mut self, process: u32) {
-        let path = alloc::format!("/proc/{process}/task");
-        self.tasks = open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
     }
 
     /// The registration, for who keeps it alive.
@@ -355,6 +342,11 @@ impl Linux {
             all if all == len => Ok(()),
             done => Err(Partial { done, errno: Errno::AGAIN }),
         }
+    }
+
+    /// To unregister a part of a mapping may take a mapping more than there may be; this takes none.
+    fn register_again(&self, at: usize, len: usize) {
+        self.register(at, len).expect("what was registered until now can be registered");
     }
 
     /// Is all of a range in one mapping for which faults are delivered? Nothing is registered for write protection, so
@@ -440,14 +432,6 @@ impl Kernel for Linux {
         // SAFETY: the probe page is mapped, so nothing is ever copied.
         let probe = unsafe { self.uffd.copy(self.probe, self.probe, PAGE, CopyMode::DONTWAKE) };
         matches!(probe, Err(Partial { errno: Errno::AGAIN, .. }))
-    }
-
-    fn is_single(&self) -> bool {
-        let links = || fstat(self.tasks.as_ref()?).ok().map(|stat| stat.st_nlink);
-        // One for each thread, and as any directory.
-        let single = !self.several.load(Relaxed) && links() == Some(3);
-        self.several.fetch_or(!single, Relaxed);
-        single
     }
 
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {
@@ -565,8 +549,9 @@ impl Kernel for Linux {
         // Without registration no REMOVE event is raised, for which the caller would have to wait.
         self.uffd.unregister(at, len)?;
         // SAFETY: frames belong to the engine.
-        unsafe { madvise(at as *mut _, len, Advice::LinuxDontNeed)? };
-        self.register(at, len)
+        let dropped = unsafe { madvise(at as *mut _, len, Advice::LinuxDontNeed) };
+        self.register_again(at, len);
+        dropped
     }
 
     fn make_huge(&self, at: usize) -> Result<(), Errno> {
@@ -582,9 +567,9 @@ impl Kernel for Linux {
         let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == HUGE;
         if !whole {
             // SAFETY: as above.
-            unsafe { madvise(at as *mut _, HUGE, Advice::LinuxDontNeed)? };
+            unsafe { madvise(at as *mut _, HUGE, Advice::LinuxDontNeed) }.expect("frames are not locked");
         }
-        self.register(at, HUGE)?;
+        self.register_again(at, HUGE);
         if whole {
             Ok(())
         } else {

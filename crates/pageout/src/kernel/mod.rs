@@ -145,12 +145,6 @@ pub trait Kernel: Send + Sync {
     /// go on.
     fn read_events(&self, out: &mut [Event]) -> usize;
 
-    /// Has the program had one thread only, as far as was ever seen? Then it does one thing after the other, and its
-    /// events are read in that order. Any lock.
-    fn is_single(&self) -> bool {
-        false
-    }
-
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 
@@ -164,7 +158,7 @@ pub trait Kernel: Send + Sync {
     /// Events lock held shared or exclusively.
     ///
     /// # Errors
-    /// The kernel's; the range must then not be used again.
+    /// The kernel's: the process has as many mappings as it may. Nothing has changed.
     fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno>;
 
     /// Makes one huge page of a 2 MiB hole of frames. Not held: any lock that a fault needs.

@@ -4,9 +4,8 @@
 //! away, and is preempted just then tells of it late: another thread may have moved Y to X meanwhile, since the
 //! address was free, and its event is read first. Applied as read, the words of pages that are alive would go.
 //!
-//! A program with one thread does one thing after the other, and its events are applied as read. Of one with several,
-//! once a REMAP was read, reading goes on until the kernel says that no event is pending: every change that had begun is
-//! told then, and nothing could be mapped before anyway. Then the log is applied by three rules:
+//! So once a REMAP was read, reading goes on until the kernel says that no event is pending: every change that had begun
+//! is told then, and nothing could be mapped before anyway. Then the log is applied by three rules:
 //!
 //! 1. What comes to addresses that are still known waits until what was there has left: the first departure
 //!    from there in the log is that of the old mapping.
@@ -50,7 +49,7 @@ impl Order {
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
         match event {
             Event::Fault(_) => return,
-            Event::Remap { from, to, len } if !self.is_empty() || !engine.kernel.is_single() => {
+            Event::Remap { from, to, len } => {
                 for gone in [(from, from + len), (to, to + len)] {
                     self.there.remove(gone.0, gone.1);
                     self.gone.remove(gone.0, gone.1);
@@ -216,9 +215,11 @@ impl Order {
     fn grows_over(&self, at: usize) -> bool {
         let Some(Event::Unmap { start: place, .. }) = self.log.front().copied() else { return false };
         let next = self.log.iter().skip(1).find_map(|event| match *event {
-            Event::Unmap { start, .. } => (start == place).then_some(false),
-            Event::Remap { to, len, .. } => (to == place).then_some(to + len <= at),
-            _ => None,
+            Event::Remap { to, len, .. } if to == place => Some(to + len <= at),
+            // Somebody else's: what comes there next need not have made room for itself.
+            event => {
+                sides(event).and_then(|(source, _)| overlap(source, (place, place + PAGE))).map(|_| false)
+            }
         });
         next == Some(true)
     }
