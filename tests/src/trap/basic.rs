@@ -4,6 +4,7 @@ use super::load::{together, Ballast, Churn, Dice};
 use super::span::{bytes_of, load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("fill", "fills memory in order and reads it back, three times", fill),
@@ -21,6 +22,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("deep-stack", "6 MiB of the main thread's stack", deep_stack),
     Trap::new("sparse", "1 TiB without reserve, touched here and there", sparse).may_log(),
     Trap::new("mappings", "5,000 mappings with gaps", mappings),
+    Trap::new(
+        "mappings-all",
+        "two threads fault while there are as many mappings as there may be",
+        mappings_all,
+    ),
     Trap::new("kernel-touched", "memory that only the kernel has touched", kernel_touched),
     Trap::new("huge", "huge pages, three times", huge),
     Trap::new("huge-unasked", "the same where nobody asked for them", huge_unasked),
@@ -272,6 +278,46 @@ fn mappings(ctx: &Ctx) -> Outcome {
     ballast.walk()?;
     areas().step_by(2).try_for_each(|area| area.check(2))?;
     areas().skip(1).step_by(2).try_for_each(|area| area.check(1))
+}
+
+fn mappings_all(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let full = AtomicBool::new(false);
+    let most = usize::MAX / 2 / PAGE;
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(most);
+    // More than that is a machine without a bound worth the name.
+    let reserve =
+        sys::map_at(0, 2 * most.min(1 << 18) * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    let halves = [field.halves().0, field.halves().1];
+    std::thread::scope(|scope| {
+        let readers = halves.map(|half| {
+            let full = &full;
+            scope.spawn(move || {
+                while !full.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                let mut dice = Dice::new(half.start);
+                (0..4 * half.pages())
+                    .try_for_each(|_| half.part(dice.roll(half.pages()) * PAGE, PAGE).check(1))
+            })
+        });
+        for page in reserve.pieces(2 * PAGE) {
+            // SAFETY: ours, and nothing is there.
+            if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
+                break;
+            }
+        }
+        full.store(true, Ordering::Release);
+        readers
+            .into_iter()
+            .try_for_each(|reader| reader.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
+    })?;
+    sys::unmap(reserve)?;
+    ballast.walk()?;
+    field.check(1)
 }
 
 fn kernel_touched(ctx: &Ctx) -> Outcome {

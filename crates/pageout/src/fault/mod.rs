@@ -189,10 +189,12 @@ impl Server {
     /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::may_exceed`])
     /// left its frame filled; as much goes back to the kernel.
     fn make_room<K: Kernel>(&mut self, engine: &Engine<K>, alone: bool) {
-        let over = !alone && engine.budget.load(Relaxed) < 0;
-        if (over || engine.room() < ROOM) && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
+        let over = || !alone && engine.budget.load(Relaxed) < 0;
+        // What lies ready goes before what is in use.
+        while over() && engine.room() >= 2 * ROOM && engine.drop_small(CHUNK) > 0 {}
+        if (over() || engine.room() < ROOM) && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
             let left = engine.evict_directly(&mut self.incoming.outgoing, ROOM as usize);
-            if over {
+            if over() {
                 engine.drop_small(left);
             }
         }

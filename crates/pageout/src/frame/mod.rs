@@ -5,8 +5,8 @@
 //! a page that leaves fills the frame that the next one comes in by. So at steady state the kernel
 //! allocates and frees nothing, and resident memory cannot grow by a fault.
 //!
-//! Frames are kept in chunks of 16 that are filled, respectively emptied, from end to end; what a fault leaves
-//! over of a chunk goes on a list of loose frames. Huge frames (2 MiB) lie in a part of their own: a huge
+//! Frames are kept in chunks of 16 that are filled, respectively emptied, from end to end. A chunk that was not filled
+//! to its end is filled on by who comes next; what a fault leaves over of one goes on a list of loose frames. Huge frames (2 MiB) lie in a part of their own: a huge
 //! page moved into a block that once held small ones is split by the kernel, at 300 times the cost.
 //!
 //! Lists are vectors that never grow beyond their first capacity: the fault path allocates nothing.
@@ -84,6 +84,8 @@ struct Ready {
     chunks: Vec<u32>,
     /// A chunk in use: its next frame up to its end.
     open: Part,
+    /// The filled frames of chunks whose other frames are holes, and counted as emptied.
+    begun: Vec<Part>,
     loose: Vec<u32>,
 }
 
@@ -119,6 +121,7 @@ impl Frames {
                 Ready {
                     chunks: Vec::with_capacity(chunks),
                     open: Part::default(),
+                    begun: Vec::with_capacity(chunks),
                     loose: Vec::with_capacity(frames),
                 },
                 &FRAME_LOCKS,
@@ -196,13 +199,14 @@ impl Frames {
                         continue;
                     }
                     Some(chunk) => ready.open = Part { frame: chunk * CHUNK as u32, count: CHUNK as u32 },
-                    None => match ready.loose.pop() {
-                        Some(frame) => {
+                    None => match (ready.loose.pop(), ready.begun.is_empty()) {
+                        (Some(frame), _) => {
                             parts.push(Part { frame, count: 1 });
                             left -= 1;
                             continue;
                         }
-                        None => break,
+                        (None, true) => break,
+                        (None, false) => ready.open = ready.begun.pop().unwrap_or_default(),
                     },
                 }
             }
@@ -235,26 +239,36 @@ impl Frames {
         }
     }
 
-    /// A chunk of holes to fill: its first frame.
-    pub fn take_holes(&self) -> Option<u32> {
-        self.holes.lock().pop().map(|chunk| chunk * CHUNK as u32)
+    /// A chunk to fill: its first frame, and how many are filled already.
+    pub fn take_holes(&self) -> Option<(u32, usize)> {
+        let begun = {
+            let mut ready = self.ready.lock();
+            let begun = ready.begun.pop();
+            self.ready_pages.fetch_sub(begun.map_or(0, |begun| begun.count as usize), Relaxed);
+            begun
+        };
+        if let Some(Part { frame, count }) = begun {
+            self.emptied[frame as usize / CHUNK].store(0, Relaxed);
+            return Some((frame, count as usize));
+        }
+        self.holes.lock().pop().map(|chunk| (chunk * CHUNK as u32, 0))
     }
 
     /// A chunk got from [`Frames::take_holes`] has its first `filled` frames filled; the rest are holes.
     pub fn filled(&self, first: u32, filled: usize) {
         debug_assert!(first as usize % CHUNK == 0 && filled <= CHUNK);
-        if filled == CHUNK {
-            let mut ready = self.ready.lock();
-            ready.chunks.push(first / CHUNK as u32);
-            self.ready_pages.fetch_add(CHUNK, Relaxed);
-        } else {
-            if filled < CHUNK {
-                self.emptied(first + filled as u32, CHUNK - filled);
-            }
-            for frame in first..first + filled as u32 {
-                self.give_back(frame);
-            }
+        if filled < CHUNK {
+            self.emptied(first + filled as u32, CHUNK - filled);
         }
+        if filled == 0 {
+            return;
+        }
+        let mut ready = self.ready.lock();
+        match filled {
+            CHUNK => ready.chunks.push(first / CHUNK as u32),
+            _ => ready.begun.push(Part { frame: first, count: filled as u32 }),
+        }
+        self.ready_pages.fetch_add(filled, Relaxed);
     }
 
     /// A whole ready chunk, to drop its memory: its first frame.
@@ -329,8 +343,9 @@ impl Frames {
         let ready = self.ready.lock();
         let chunks = ready.chunks.iter().flat_map(|chunk| chunk * CHUNK as u32..(chunk + 1) * CHUNK as u32);
         let open = ready.open.frame..ready.open.frame + ready.open.count;
+        let begun = ready.begun.iter().flat_map(|begun| begun.frame..begun.frame + begun.count);
         Census {
-            ready: chunks.chain(open).chain(ready.loose.iter().copied()).collect(),
+            ready: chunks.chain(open).chain(begun).chain(ready.loose.iter().copied()).collect(),
             holes: self.holes.lock().iter().map(|chunk| chunk * CHUNK as u32).collect(),
             emptied: self.emptied.iter().map(|emptied| emptied.load(Relaxed) as usize).collect(),
             huge_ready: self.huge_ready.lock().clone(),
@@ -346,7 +361,7 @@ mod tests {
     fn filled(chunks: usize) -> Frames {
         let frames = Frames::new(0x10_0000, chunks, 0x20_0000, 2);
         for _ in 0..chunks {
-            let first = frames.take_holes().unwrap();
+            let (first, _) = frames.take_holes().unwrap();
             frames.filled(first, CHUNK);
         }
         frames
@@ -374,21 +389,25 @@ mod tests {
     #[test]
     fn a_partly_filled_chunk_loses_nothing() {
         let frames = Frames::new(0, 1, 0, 0);
-        let first = frames.take_holes().unwrap();
+        let (first, _) = frames.take_holes().unwrap();
         frames.filled(first, 5);
         assert_eq!(frames.ready_pages(), 5);
+        // It is filled on.
+        assert_eq!(frames.take_holes(), Some((first, 5)));
+        assert_eq!(frames.ready_pages(), 0);
+        frames.filled(first, 7);
         let parts = frames.take(8);
-        assert_eq!(parts.count(), 5);
+        assert_eq!(parts.count(), 7);
         for part in parts.iter() {
             frames.emptied(part.frame, part.count as usize);
         }
-        assert_eq!(frames.take_holes(), Some(first));
+        assert_eq!(frames.take_holes(), Some((first, 0)));
     }
 
     #[test]
     fn the_counts_never_say_more_than_there_is() {
         let frames = Frames::new(0, 1, BLOCK, 1);
-        let (chunk, huge) = (frames.take_holes().unwrap(), frames.take_huge_hole().unwrap());
+        let (chunk, huge) = (frames.take_holes().unwrap().0, frames.take_huge_hole().unwrap());
         frames.filled(chunk, CHUNK);
         frames.huge_filled(huge);
         std::thread::scope(|scope| {

@@ -243,38 +243,50 @@ impl<K: Kernel> Engine<K> {
         let mut dropped = 0;
         while dropped < pages && self.frames.ready_pages() >= CHUNK {
             let Some(first) = self.frames.take_ready_chunk() else { break };
-            self.drop_chunk(first);
+            if !self.drop_chunk(first) {
+                self.frames.filled(first, CHUNK);
+                break;
+            }
             dropped += CHUNK;
         }
         dropped
     }
 
-    /// Gives the memory of a filled chunk, which is the caller's, back to the kernel. No lock held.
-    pub(crate) fn drop_chunk(&self, first: u32) {
+    /// Gives the memory of a filled chunk, which is the caller's, back to the kernel. `false`: it stays filled, and the
+    /// caller's. No lock held.
+    pub(crate) fn drop_chunk(&self, first: u32) -> bool {
         let _regions = self.events.read();
-        if self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
+        let dropped = self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok();
+        if dropped {
             self.frames.dropped(first);
+            self.budget.fetch_add(CHUNK as i64, Relaxed);
         }
-        self.budget.fetch_add(CHUNK as i64, Relaxed);
+        dropped
     }
 
     fn drop_huge(&self, pages: usize) -> usize {
         let mut dropped = 0;
         while dropped < pages {
             let Some(huge) = self.frames.take_huge() else { break };
-            self.drop_huge_frame(huge, BLOCK_PAGES);
+            if !self.drop_huge_frame(huge, BLOCK_PAGES) {
+                self.frames.huge_filled(huge);
+                break;
+            }
             dropped += BLOCK_PAGES;
         }
         dropped
     }
 
-    /// The same of a huge frame, of which `filled` pages are filled.
-    pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) {
+    /// The same of a huge frame, of which `filled` pages are filled. Where some are not, and it cannot be dropped, nobody
+    /// uses it any more.
+    pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) -> bool {
         let _regions = self.events.read();
-        if self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok() {
+        let dropped = self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok();
+        if dropped {
             self.frames.huge_emptied(huge);
+            self.budget.fetch_add(filled as i64, Relaxed);
         }
-        self.budget.fetch_add(filled as i64, Relaxed);
+        dropped
     }
 
     /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
@@ -301,10 +313,11 @@ impl<K: Kernel> Engine<K> {
     /// One more chunk of filled frames from the kernel. No lock held.
     pub(crate) fn grow_frames(&self) {
         let _regions = self.events.read();
-        let Some(first) = self.frames.take_holes() else { return };
-        let filled =
-            match self.kernel.copy(self.frames.address(first), self.config.zeros, CHUNK * PAGE, false) {
-                Ok(()) => CHUNK,
+        let Some((first, before)) = self.frames.take_holes() else { return };
+        let (at, n) = (self.frames.address(first + before as u32), CHUNK - before);
+        let filled = before
+            + match self.kernel.copy(at, self.config.zeros, n * PAGE, false) {
+                Ok(()) => n,
                 Err(partial) => {
                     assert!(
                         partial.errno != rustix::io::Errno::EXIST,
@@ -313,7 +326,7 @@ impl<K: Kernel> Engine<K> {
                     partial.done / PAGE
                 }
             };
-        self.budget.fetch_sub(filled as i64, Relaxed);
+        self.budget.fetch_sub((filled - before) as i64, Relaxed);
         self.frames.filled(first, filled);
     }
 }

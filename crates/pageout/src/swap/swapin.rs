@@ -363,7 +363,7 @@ impl<K: Kernel> Engine<K> {
         drop(regions);
         match buffer {
             Buffer::Huge(huge) if whole => self.frames.huge_emptied(*huge),
-            Buffer::Huge(huge) => self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
+            Buffer::Huge(huge) => _ = self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
             Buffer::Small(_) => {}
         }
         brought

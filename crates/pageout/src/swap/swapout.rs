@@ -317,11 +317,11 @@ impl<K: Kernel> Engine<K> {
         let (chunk, filled) = match out.chunk {
             Some((chunk, filled)) if filled < CHUNK => (chunk, filled),
             _ => match self.frames.take_holes() {
-                Some(chunk) => {
-                    if let Some((full, _)) = out.chunk.replace((chunk, 0)) {
+                Some(begun) => {
+                    if let Some((full, _)) = out.chunk.replace(begun) {
                         out.chunks.push(full);
                     }
-                    (chunk, 0)
+                    begun
                 }
                 None => return Left::NoRoom,
             },
@@ -705,9 +705,13 @@ impl<K: Kernel> Engine<K> {
     fn drop_filled(&self, out: &mut Outgoing) {
         while self.budget.load(Relaxed) < -(self.high_pages() as i64) {
             if let Some(chunk) = out.chunks.pop() {
-                self.drop_chunk(chunk);
-            } else if let Some((huge, filled, _)) = out.huge.pop() {
-                self.drop_huge_frame(huge, filled);
+                if !self.drop_chunk(chunk) {
+                    return out.chunks.push(chunk);
+                }
+            } else if let Some((huge, filled, whole)) = out.huge.pop() {
+                if !self.drop_huge_frame(huge, filled) {
+                    return out.huge.push((huge, filled, whole));
+                }
             } else {
                 break;
             }

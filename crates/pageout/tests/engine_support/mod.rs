@@ -173,6 +173,9 @@ impl Lessor for Trunks {
 
 /// Calls of the kernel in one step of a world before it counts as a hang.
 const PATIENCE: usize = 2_000_000;
+/// Calls after which no more threads work within each other: where writes fail each page may have others work, who let
+/// other pages go.
+const ENOUGH: usize = 100_000;
 /// Rounds after which something that has not ended never does.
 const ROUNDS: usize = if cfg!(shuttle) { 20_000 } else { 200_000 };
 /// Trunks of a device that worlds share.
@@ -490,7 +493,8 @@ impl World {
     /// Other threads of the engine go on, perhaps.
     fn others(&self) {
         let nested = self.plan.nested;
-        if nested > 0 && self.depth.load(Relaxed) < DEPTH && self.below(nested) == 0 {
+        let may = self.depth.load(Relaxed) < DEPTH && self.calls.load(Relaxed) < ENOUGH;
+        if nested > 0 && may && self.below(nested) == 0 {
             self.depth.fetch_add(1, Relaxed);
             let before = self.engine.kernel.set_serving(false);
             for _ in 0..1 + self.below(3) {
