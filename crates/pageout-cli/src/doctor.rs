@@ -41,13 +41,23 @@ impl Findings {
         self.lacks += 1;
         println!("LACKS  {what:<12} {found}\n       {:<12} {remedy}", "");
     }
+
+    /// The same by an error: its last part says what to do, if it has several.
+    fn lack_by(&mut self, what: &str, error: &anyhow::Error, remedy: &str) {
+        let text = format!("{error:#}");
+        let text = text.strip_prefix(&format!("{what}: ")).unwrap_or(&text);
+        let (found, remedy) = text.rsplit_once("; ").unwrap_or((text, remedy));
+        self.lack(what, found, remedy);
+    }
 }
 
 /// Prints all findings; 0 if a run with these settings would work, else 1.
 pub fn doctor(options: &SettingOptions) -> Result<i32> {
     let config = Config::resolve(options)?;
     let mut findings = Findings::default();
-    proc(&mut findings);
+    if let Err(error) = kernel::check_proc() {
+        findings.lack_by("/proc", &error, "");
+    }
     userfaultfd(&mut findings);
     huge_pages(&mut findings);
     io_uring(&mut findings);
@@ -56,12 +66,7 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
     swap(&mut findings, &config);
     match agent::ready(false) {
         Ok(path) => findings.good("agent", format_args!("unpacked as {}", path.display())),
-        Err(error) => {
-            let text = format!("{error:#}");
-            let text = text.strip_prefix("agent: ").unwrap_or(&text);
-            let (found, remedy) = text.rsplit_once("; ").unwrap_or((text, ""));
-            findings.lack("agent", found, remedy);
-        }
+        Err(error) => findings.lack_by("agent", &error, ""),
     }
     match findings.lacks {
         0 => println!("pageout run works here"),
@@ -69,14 +74,6 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         lacks => println!("pageout run does not work here: {lacks} things are lacking"),
     }
     Ok(i32::from(findings.lacks > 0))
-}
-
-fn proc(findings: &mut Findings) {
-    if let Err(error) = kernel::check_proc() {
-        let text = error.to_string();
-        let (found, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-        findings.lack("/proc", found.strip_prefix("/proc: ").unwrap_or(found), remedy);
-    }
 }
 
 fn userfaultfd(findings: &mut Findings) {
@@ -212,11 +209,7 @@ fn swap(findings: &mut Findings, config: &Config) {
     for spec in specs {
         match Device::plan(spec) {
             Ok((name, size)) => findings.good("swap", format_args!("{name}, up to {size}")),
-            Err(error) => {
-                let text = format!("{error:#}");
-                let (found, remedy) = text.rsplit_once("; ").unwrap_or((&text, "name another with --swap"));
-                findings.lack("swap", found, remedy);
-            }
+            Err(error) => findings.lack_by("swap", &error, "name another with --swap"),
         }
     }
 }

@@ -400,36 +400,12 @@ fn an_unmap_of_more_than_is_managed_is_told_late() {
     end(&world);
 }
 
-/// Thread 1 goes on at each call of the kernel. When it has returned, thread 2 moves something smaller into what it
-/// moved, and has it grow there.
-fn then_grows_over(world: &World) {
-    step(world, 1);
-    let kernel = &world.engine.kernel;
-    let then: Deed = if kernel.changing() > 0 {
-        Box::new(then_grows_over)
-    } else {
-        world.program.lock().unwrap().start_mremap_grown(kernel, 2, (128, 32), 610, 8);
-        returns(2)
-    };
-    *world.at_call.lock().unwrap() = Some((0, then));
-}
-
-#[test]
-fn what_grows_over_a_newcomer_is_empty() {
-    let world = world_with_room();
-    let _on_failure = OnFailure(&world);
-    let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_mremap(kernel, 1, (0, 64), 600);
-    *world.at_call.lock().unwrap() = Some((0, Box::new(then_grows_over)));
-    end(&world);
-}
-
 type Act = fn(&mut Program, &Simulated);
 
-/// Thread 1 goes on at each call of the kernel. When its call has returned it does what is left to do.
+/// All threads go on at each call of the kernel. When all calls have returned, the next of what is left to do begins.
 fn then(mut todo: VecDeque<Act>) -> Deed {
     Box::new(move |world| {
-        step(world, 1);
+        (0..3).for_each(|thread| step(world, thread));
         let kernel = &world.engine.kernel;
         if kernel.changing() == 0 {
             let Some(act) = todo.pop_front() else { return };
@@ -440,15 +416,24 @@ fn then(mut todo: VecDeque<Act>) -> Deed {
 }
 
 #[test]
+fn what_grows_over_a_newcomer_is_empty() {
+    let grows_over: Act = |program, kernel| program.start_mremap_grown(kernel, 2, (128, 32), 610, 8);
+    let world = world_with_room();
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_mremap(kernel, 1, (0, 64), 600);
+    *world.at_call.lock().unwrap() = Some((0, then([grows_over].into())));
+    end(&world);
+}
+
+#[test]
 fn what_grows_again_in_place_is_empty() {
     let shrinks: Act = |program, kernel| program.start_munmap(kernel, 1, (610, 54));
     let grows: Act = |program, kernel| program.start_grow(kernel, (610, 54));
     let all_goes: Act = |program, kernel| program.start_munmap(kernel, 1, (600, 64));
     // Another mapping does.
     let before: Act = |program, kernel| program.start_grow(kernel, (600, 64));
-    let moves: Act = |program, kernel| {
-        program.start_mremap(kernel, 1, (128, 32), 568);
-    };
+    let moves: Act = |program, kernel| program.start_mremap(kernel, 1, (128, 32), 568);
     for todo in [vec![shrinks, grows], vec![moves, all_goes, before]] {
         let world = world_with_room();
         let _on_failure = OnFailure(&world);
@@ -458,23 +443,10 @@ fn what_grows_again_in_place_is_empty() {
     }
 }
 
-/// All threads go on at each call of the kernel. When all have returned, thread 0 moves something small to where thread 2
-/// moved something.
-fn then_comes_small(world: &World) {
-    (0..3).for_each(|thread| step(world, thread));
-    let kernel = &world.engine.kernel;
-    let then: Deed = if kernel.changing() > 0 {
-        Box::new(then_comes_small)
-    } else {
-        world.program.lock().unwrap().start_mremap(kernel, 0, (160, 2), 616);
-        returns(0)
-    };
-    *world.at_call.lock().unwrap() = Some((0, then));
-}
-
 /// Thread 1 leaves what had grown in place, and is told of late; thread 2 brings something there, and before thread 0
 /// brings something smaller to the same place it makes room for itself by `leaves`.
-fn smaller_comes_to_the_place(leaves: fn(&mut Program, &Simulated)) {
+fn smaller_comes_to_the_place(leaves: Act) {
+    let comes: Act = |program, kernel| program.start_mremap(kernel, 0, (160, 2), 616);
     let world = world_with_room();
     let _on_failure = OnFailure(&world);
     let kernel = &world.engine.kernel;
@@ -489,7 +461,7 @@ fn smaller_comes_to_the_place(leaves: fn(&mut Program, &Simulated)) {
         leaves(&mut program, kernel);
         program.step_thread(kernel, 0);
     }
-    *world.at_call.lock().unwrap() = Some((0, Box::new(then_comes_small)));
+    *world.at_call.lock().unwrap() = Some((0, then([comes].into())));
     end(&world);
 }
 
@@ -578,13 +550,13 @@ fn advised(blocks: usize) -> Arc<World> {
     world
 }
 
-/// Walks over six blocks; how many pages came in huge ones in the last two walks, and how many in all.
-fn walk(world: &World, walks: usize) -> (u64, u64) {
+/// Walks over six blocks; how many pages came in huge ones in the `last` of the walks, and how many in all.
+fn walk(world: &World, walks: usize, last: usize) -> (u64, u64) {
     let stats = world.engine.stats;
     let brought = || (512 * stats.thp_swpin.load(Relaxed), stats.pswpin.load(Relaxed));
     let mut before = brought();
     for round in 0..walks {
-        if round == walks - 2 {
+        if round == walks - last {
             before = brought();
         }
         for block in 0..6 {
@@ -603,7 +575,7 @@ fn walk(world: &World, walks: usize) -> (u64, u64) {
 fn what_is_huge_comes_back_huge_walk_after_walk() {
     let world = advised(6);
     let _on_failure = OnFailure(&world);
-    let (whole, all) = walk(&world, 4);
+    let (whole, all) = walk(&world, 4, 2);
     assert!(all > 4 * 512 && whole > all / 10 * 8, "{whole} of {all} pages");
     end(&world);
 }
@@ -617,11 +589,12 @@ fn what_was_split_becomes_huge_when_it_is_walked_through() {
         world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (page, 1));
         world.settle();
     }
-    let (whole, all) = walk(&world, 8);
+    // By the dice one walk differs much from the next.
+    const LAST: u64 = 10;
+    let (whole, all) = walk(&world, 16, LAST as usize);
     assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) > 0);
-    // Of each walk all but the first, which tells that it is a walk, and the last, which nothing comes after; by the
-    // dice one more.
-    assert!(whole > 4 * 512 && all - whole <= 5 * 512, "{whole} of {all} pages");
+    // Of each walk all but the first, which tells that it is a walk, and the last, which nothing comes after.
+    assert!(whole > LAST * 2 * 512 && all - whole <= LAST * 2 * 512, "{whole} of {all} pages");
     end(&world);
 }
 
@@ -630,7 +603,7 @@ fn where_faults_leave_page_tables_no_huge_page_is_made_for_long() {
     let habits = Habits::ACCESS;
     let world = world(|plan| Plan { blocks: 6, chunks: 200, huge: 3, limit_pages: 3 * 512, habits, ..plan });
     let _on_failure = OnFailure(&world);
-    let (whole, all) = walk(&world, 12);
+    let (whole, all) = walk(&world, 12, 2);
     assert!(all > 4 * 512 && whole == 0, "{whole} of {all} pages");
     assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) <= 6);
     assert!(world.engine.stats.thp_swpout.load(Relaxed) <= 12);

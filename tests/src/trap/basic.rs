@@ -283,37 +283,28 @@ fn mappings(ctx: &Ctx) -> Outcome {
 fn mappings_all(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let full = AtomicBool::new(false);
-    let most = usize::MAX / 2 / PAGE;
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count")
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(most);
     // More than that is a machine without a bound worth the name.
-    let reserve =
-        sys::map_at(0, 2 * most.min(1 << 18) * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    const MOST: usize = 1 << 18;
+    let bound = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    let most = bound.trim().parse().map_or(MOST, |most: usize| most.min(MOST));
+    let reserve = sys::map_at(0, 2 * most * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
     let halves = [field.halves().0, field.halves().1];
-    std::thread::scope(|scope| {
-        let readers = halves.map(|half| {
-            let full = &full;
-            scope.spawn(move || {
-                while !full.load(Ordering::Acquire) {
-                    std::thread::yield_now();
+    together(3, |index| {
+        let Some(half) = halves.get(index) else {
+            for page in reserve.pieces(2 * PAGE) {
+                // SAFETY: ours, and nothing is there.
+                if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
+                    break;
                 }
-                let mut dice = Dice::new(half.start);
-                (0..4 * half.pages())
-                    .try_for_each(|_| half.part(dice.roll(half.pages()) * PAGE, PAGE).check(1))
-            })
-        });
-        for page in reserve.pieces(2 * PAGE) {
-            // SAFETY: ours, and nothing is there.
-            if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
-                break;
             }
+            full.store(true, Ordering::Release);
+            return Ok(());
+        };
+        while !full.load(Ordering::Acquire) {
+            std::thread::yield_now();
         }
-        full.store(true, Ordering::Release);
-        readers
-            .into_iter()
-            .try_for_each(|reader| reader.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
+        let mut dice = Dice::new(index);
+        (0..4 * half.pages()).try_for_each(|_| half.part(dice.roll(half.pages()) * PAGE, PAGE).check(1))
     })?;
     sys::unmap(reserve)?;
     ballast.walk()?;

@@ -6,8 +6,9 @@
 //! allocates and frees nothing, and resident memory cannot grow by a fault.
 //!
 //! Frames are kept in chunks of 16 that are filled, respectively emptied, from end to end. A chunk that was not filled
-//! to its end is filled on by who comes next; what a fault leaves over of one goes on a list of loose frames. Huge frames (2 MiB) lie in a part of their own: a huge
-//! page moved into a block that once held small ones is split by the kernel, at 300 times the cost.
+//! to its end is filled on by who comes next; what a fault leaves over of one goes on a list of loose frames.
+//! Huge frames (2 MiB) lie in a part of their own: a huge page moved into a block that once held small ones is split
+//! by the kernel, at 300 times the cost.
 //!
 //! Lists are vectors that never grow beyond their first capacity: the fault path allocates nothing.
 //! Their locks are leaves: nothing is taken under them.
@@ -199,15 +200,15 @@ impl Frames {
                         continue;
                     }
                     Some(chunk) => ready.open = Part { frame: chunk * CHUNK as u32, count: CHUNK as u32 },
-                    None => match (ready.loose.pop(), ready.begun.is_empty()) {
-                        (Some(frame), _) => {
+                    None => {
+                        if let Some(frame) = ready.loose.pop() {
                             parts.push(Part { frame, count: 1 });
                             left -= 1;
                             continue;
                         }
-                        (None, true) => break,
-                        (None, false) => ready.open = ready.begun.pop().unwrap_or_default(),
-                    },
+                        let Some(begun) = ready.begun.pop() else { break };
+                        ready.open = begun;
+                    }
                 }
             }
             let count = (left as u32).min(ready.open.count);
