@@ -289,22 +289,29 @@ fn mappings_all(ctx: &Ctx) -> Outcome {
     let most = bound.trim().parse().map_or(MOST, |most: usize| most.min(MOST));
     let reserve = sys::map_at(0, 2 * most * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
     let halves = [field.halves().0, field.halves().1];
-    together(3, |index| {
-        let Some(half) = halves.get(index) else {
-            for page in reserve.pieces(2 * PAGE) {
-                // SAFETY: ours, and nothing is there.
-                if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
-                    break;
+    std::thread::scope(|scope| {
+        let readers = halves.map(|half| {
+            let full = &full;
+            scope.spawn(move || {
+                while !full.load(Ordering::Acquire) {
+                    std::thread::yield_now();
                 }
+                let mut dice = Dice::new(half.start);
+                (0..4 * half.pages())
+                    .try_for_each(|_| half.part(dice.roll(half.pages()) * PAGE, PAGE).check(1))
+            })
+        });
+        // By this thread: the stack of one that ends makes room for mappings again.
+        for page in reserve.pieces(2 * PAGE) {
+            // SAFETY: ours, and nothing is there.
+            if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
+                break;
             }
-            full.store(true, Ordering::Release);
-            return Ok(());
-        };
-        while !full.load(Ordering::Acquire) {
-            std::thread::yield_now();
         }
-        let mut dice = Dice::new(index);
-        (0..4 * half.pages()).try_for_each(|_| half.part(dice.roll(half.pages()) * PAGE, PAGE).check(1))
+        full.store(true, Ordering::Release);
+        readers
+            .into_iter()
+            .try_for_each(|reader| reader.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
     })?;
     sys::unmap(reserve)?;
     ballast.walk()?;
