@@ -273,7 +273,7 @@ fn auto(comparison: &Comparison, metric: &str) -> Option<f64> {
 }
 
 fn extra_cpu(comparison: &Comparison, _: &Machine) -> Option<f64> {
-    Some(100.0 * (comparison.ratio("pageout", "none", "time.cpu_s")? - 1.0))
+    Some(100.0 * (comparison.paired("pageout", "none", "time.cpu_s")? - 1.0))
 }
 
 fn extra_start(comparison: &Comparison, _: &Machine) -> Option<f64> {

@@ -53,6 +53,17 @@ impl Comparison {
         (base != 0.0).then(|| changed / base)
     }
 
+    /// `changed` over `base`, of each round's pair: one went right after the other, so what makes the machine slow for a while
+    /// is in both.
+    pub fn paired(&self, changed: &str, base: &str, metric: &str) -> Option<f64> {
+        let values = |engine| {
+            let runs = self.runs.iter().find(|runs| runs.engine == engine)?;
+            Some(runs.rounds.iter().map(move |record| record.metrics.get(metric).copied()))
+        };
+        let pairs = values(changed)?.zip(values(base)?);
+        Some(table::summary(pairs.filter_map(|(changed, base)| Some(changed? / base?)).collect())?.median)
+    }
+
     /// Adds the rounds of the same workload run again, under the same engines or others.
     pub fn add(&mut self, again: Comparison) {
         self.left_out.extend(again.left_out);

@@ -1,20 +1,21 @@
 # Builds dictionaries and lists, walks them in order and at random, and checks every datum met.
 import json, sys, time
 
-count = int(sys.argv[1])
+count, walks = int(sys.argv[1]), int(sys.argv[2])
 begun = time.monotonic()
 table = {}
 for i in range(count):
     table[i * 7 + 1] = [i, i * 3 + (1 << 40), "item %d" % i]
 built = time.monotonic()
 
-total = 0
-for key, (i, three, text) in table.items():
-    if key != i * 7 + 1 or three != i * 3 + (1 << 40) or len(text) < 6:
-        sys.exit("python: data error at key %d" % key)
-    total += i
-if total != count * (count - 1) // 2:
-    sys.exit("python: data error: the walk's sum is %d" % total)
+for _ in range(walks):
+    total = 0
+    for key, (i, three, text) in table.items():
+        if key != i * 7 + 1 or three != i * 3 + (1 << 40) or len(text) < 6:
+            sys.exit("python: data error at key %d" % key)
+        total += i
+    if total != count * (count - 1) // 2:
+        sys.exit("python: data error: the walk's sum is %d" % total)
 walked = time.monotonic()
 
 state, total = 12345, 0

@@ -20,6 +20,9 @@ pub struct Python {
     /// Memory that the program takes when it has all it wants, about
     #[arg(long, value_name = "SIZE", default_value = "740M")]
     pub size: Bytes,
+    /// Times to walk through it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    walks: u64,
     /// The interpreter
     #[arg(long, value_name = "PATH", default_value = "/usr/bin/python3")]
     python: String,
@@ -28,7 +31,8 @@ pub struct Python {
 impl Python {
     pub fn command(&self) -> Vec<OsString> {
         let count = self.size.0 / BYTES_PER_ENTRY;
-        vec![self.python.clone().into(), "-c".into(), SCRIPT.into(), count.to_string().into()]
+        let numbers = [count, self.walks].map(|number| number.to_string().into());
+        [self.python.clone().into(), "-c".into(), SCRIPT.into()].into_iter().chain(numbers).collect()
     }
 
     /// Becomes the program; it prints the report itself.
