@@ -10,6 +10,7 @@ use std::time::Instant;
 pub const TRAPS: &[Trap] = &[
     Trap::new("thread-churn", "threads start, read evicted memory and exit, all the time", thread_churn),
     Trap::new("thread-stacks", "threads on stacks of the program's own, evicted between uses", thread_stacks),
+    Trap::new("thread-places", "threads made right after faults may run on every CPU", thread_places),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
     Trap::new("robust-mutex", "robust mutexes in evicted memory, held by threads that exit", robust_mutex),
@@ -83,6 +84,31 @@ extern "C" fn use_own_stack(shared: *mut c_void) -> *mut c_void {
         shared.right.fetch_add(1, Ordering::SeqCst);
     }
     std::ptr::null_mut()
+}
+
+/// The CPUs that the caller may run on.
+fn places() -> usize {
+    // SAFETY: zeroed is an empty set, and there is room for one.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, std::mem::size_of_val(&set), &mut set);
+        libc::CPU_COUNT(&set) as usize
+    }
+}
+
+fn thread_places(ctx: &Ctx) -> Outcome {
+    let all = places();
+    let (field, _ballast) = ctx.evicted()?;
+    let mut dice = Dice::new(1);
+    for _ in 0..400 {
+        (0..20).try_for_each(|_| field.page(dice.roll(field.pages())).check(1))?;
+        let threads: Vec<_> = (0..4).map(|_| std::thread::spawn(places)).collect();
+        for thread in threads {
+            let own = thread.join().expect("it only counts");
+            ensure!(own == all, "a thread may run on {own} of {all} CPUs");
+        }
+    }
+    Ok(())
 }
 
 fn thread_stacks(ctx: &Ctx) -> Outcome {

@@ -93,12 +93,8 @@ impl Kernel for Managed {
         self.linux.wake(at, len);
     }
 
-    fn call_here(&self, thread: u32) -> Option<crate::kernel::Place> {
-        self.linux.call_here(thread)
-    }
-
-    fn let_go(&self, thread: u32, place: crate::kernel::Place) {
-        self.linux.let_go(thread, place);
+    fn call_here(&self, thread: u32, at: usize) {
+        self.linux.call_here(thread, at);
     }
 
     fn is_ours(&self) -> bool {

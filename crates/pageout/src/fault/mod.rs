@@ -35,6 +35,8 @@ pub struct Server {
     incoming: Incoming,
     /// Faults answered since it settled on a CPU; 0: it has not.
     settled: u32,
+    /// There it goes before the program's threads.
+    first: bool,
     /// It answers the thread that it runs on, in a signal handler.
     inline: bool,
 }
@@ -59,6 +61,10 @@ impl Pending {
             self.len += 1;
         }
         room
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// The oldest, and how many wait after it.
@@ -112,7 +118,7 @@ enum Decision {
 impl Server {
     /// A server with nothing to do.
     pub fn new() -> Self {
-        Self { incoming: Incoming::new(), settled: 0, inline: false }
+        Self { incoming: Incoming::new(), settled: 0, first: false, inline: false }
     }
 
     /// One round of a server: answers a fault that was read, or leads: waits for events (at most `timeout_ns`),
@@ -137,7 +143,12 @@ impl Server {
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
         };
-        if engine.kernel.wait_event(timeout_ns) {
+        if self.settled != 0 && self.first {
+            // Whom it answered runs here until his next fault: to go on then costs less than to be woken.
+            engine.kernel.give_way();
+            self.receive(engine);
+        }
+        if engine.pending.lock().is_empty() && engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
         }
         if engine.is_inline() {
@@ -161,11 +172,10 @@ impl Server {
         if small {
             self.make_room(engine, alone);
         }
-        let place = if alone { engine.kernel.call_here(fault.thread) } else { None };
-        self.answer_timed(engine, fault);
-        if let Some(place) = place {
-            engine.kernel.let_go(fault.thread, place);
+        if alone {
+            engine.kernel.call_here(fault.thread, page_start(fault.address));
         }
+        self.answer_timed(engine, fault);
     }
 
     /// Keeps the server on one CPU, to which it calls the thread that faults alone. Now and then it lets the
@@ -173,7 +183,7 @@ impl Server {
     fn settle<K: Kernel>(&mut self, engine: &Engine<K>, here: bool) {
         self.settled = match (here, self.settled) {
             (true, 0) => {
-                engine.kernel.settle_here();
+                self.first = engine.kernel.settle_here();
                 1
             }
             (true, faults) if faults < SETTLED => faults + 1,

@@ -13,8 +13,8 @@ use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
-use rustix::process::Pid;
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use rustix::process::{getpriority_process, Pid};
+use rustix::thread::{sched_getaffinity, sched_setaffinity, sched_yield};
 
 /// The running kernel, for the address space of the caller.
 pub struct Linux {
@@ -393,31 +393,36 @@ impl Kernel for Linux {
         let _ = self.uffd.wake(at, len);
     }
 
-    fn call_here(&self, thread: u32) -> Option<Place> {
+    fn call_here(&self, thread: u32, at: usize) {
         // The thread is blocked in its fault, so it does not change its own affinity meanwhile.
-        let thread = Pid::from_raw(thread as i32);
-        let free = sched_getaffinity(thread).ok()?;
+        let pid = Pid::from_raw(thread as i32);
+        let Ok(free) = sched_getaffinity(pid) else { return };
         let here = self.cpu();
         if free.count() < 2 || here >= Place::MAX_CPU || !free.is_set(here) {
-            return None;
+            return;
         }
         let mut only = Place::new();
         only.set(here);
-        sched_setaffinity(thread, &only).ok()?;
-        Some(free)
+        if sched_setaffinity(pid, &only).is_ok() {
+            // It may run before we do again, but finds its page missing still: not one instruction of the program runs
+            // while it is held here, and no thread that it makes inherits that.
+            self.wake(at, PAGE);
+            let _ = sched_setaffinity(pid, &free);
+        }
     }
 
-    fn let_go(&self, thread: u32, place: Place) {
-        let _ = sched_setaffinity(Pid::from_raw(thread as i32), &place);
-    }
-
-    fn settle_here(&self) {
+    fn settle_here(&self) -> bool {
         let mut only = Place::new();
         let here = self.cpu();
-        if here < Place::MAX_CPU {
-            only.set(here);
-            let _ = sched_setaffinity(None, &only);
+        if here >= Place::MAX_CPU {
+            return false;
         }
+        only.set(here);
+        sched_setaffinity(None, &only).is_ok() && getpriority_process(None).is_ok_and(|nice| nice < 0)
+    }
+
+    fn give_way(&self) {
+        sched_yield();
     }
 
     fn roam(&self) {

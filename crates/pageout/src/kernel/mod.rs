@@ -102,18 +102,18 @@ pub trait Kernel: Send + Sync {
     /// Wakes who waits for a range; each takes its fault again. No lock needed.
     fn wake(&self, at: usize, len: usize);
 
-    /// Has a thread that waits for a fault wake up on the caller's CPU, if it can be: two wake-ups across CPUs
-    /// cost several times what the fault itself does. What it gives back undoes it ([`Kernel::let_go`], soon).
-    fn call_here(&self, _thread: u32) -> Option<Place> {
-        None
-    }
-
-    /// Lets the thread run where it could before.
-    fn let_go(&self, _thread: u32, _place: Place) {}
+    /// Has a thread that waits for a fault on the page at `at` wake up on the caller's CPU, if it can be, before the fault is
+    /// answered: two wake-ups across CPUs cost several times what the fault itself does.
+    fn call_here(&self, _thread: u32, _at: usize) {}
 
     /// Keeps the caller, a thread of the engine, on the CPU that it runs on: the scheduler wakes a server on an idle
-    /// CPU, away from the thread that faults.
-    fn settle_here(&self) {}
+    /// CPU, away from the thread that faults. Does it go before the program's threads there?
+    fn settle_here(&self) -> bool {
+        false
+    }
+
+    /// Lets others run first on the caller's CPU. Who does not go before them might not run again for long.
+    fn give_way(&self) {}
 
     /// Lets the caller run on any CPU again.
     fn roam(&self) {}
