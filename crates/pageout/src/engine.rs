@@ -157,6 +157,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) streams: [AtomicU64; STREAMS],
     /// Until when (ns) reclaim pauses because nothing can go.
     pub(crate) stuck_until: AtomicU64,
+    /// Others have touched holes among the frames, and may have filled them.
+    pub(crate) touched: AtomicBool,
     /// Nothing leaves while it is set ([`Engine::stand_still`]).
     pub(crate) still: AtomicBool,
 }
@@ -203,6 +205,7 @@ impl<K: Kernel> Engine<K> {
             key: Key::random(),
             streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             stuck_until: AtomicU64::new(0),
+            touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
         }
     }

@@ -24,6 +24,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("rlimit-late", "all three limits when memory is out already", rlimit_late),
     Trap::new("peeked", "another process reads evicted memory by process_vm_readv and /proc", peeked)
         .may_log(),
+    Trap::new("peeked-whole", "everything that is mapped for reading and writing is read", peeked_whole),
     Trap::new("poked", "another process writes evicted memory by process_vm_writev", poked).may_log(),
     Trap::new("peeked-stopped", "another process reads while this one is stopped", peeked_stopped).may_log(),
     Trap::new("traced", "a tracer attaches to all threads and reads", traced).may_log(),
@@ -368,6 +369,29 @@ fn gdb(ctx: &Ctx) -> Outcome {
     }
     ballast.walk()?;
     field.check(1)
+}
+
+/// As scanners of memory do, which do not know what is the engine's.
+fn peeked_whole(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let buffer = sys::map(1 << 20)?;
+    for _ in 0..3 {
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        for line in maps.lines().filter(|line| line.contains(" rw")) {
+            let numbers = line.split([' ', '-']).take(2).map(|number| usize::from_str_radix(number, 16).ok());
+            let &[Some(start), Some(end)] = numbers.collect::<Vec<_>>().as_slice() else { continue };
+            for piece in Span::new(start, end - start).pieces(buffer.len) {
+                let local = libc::iovec { iov_base: buffer.as_ptr(), iov_len: piece.len };
+                let there = libc::iovec { iov_base: piece.as_ptr(), iov_len: piece.len };
+                // Some cannot be read, which is not our affair.
+                // SAFETY: the local vector is ours, the kernel checks the other.
+                unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &there, 1, 0) };
+            }
+        }
+        ballast.walk()?;
+        field.check(1)?;
+    }
+    Ok(())
 }
 
 /// The other side of [`look_at`].

@@ -237,8 +237,10 @@ impl Server {
     /// Answers one fault. `false`: only one that is not [`inline`] can.
     pub fn answer<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) -> bool {
         let address = page_start(fault.address);
-        // Whoever touched a hole would read zeros there, and pass them on as somebody's page.
-        assert!(!engine.frames.has(address), "the engine touched a frame that is not there, {address:#x}");
+        if engine.frames.has(address) {
+            engine.touched(address, fault.thread);
+            return true;
+        }
         let block_start = address & !(BLOCK - 1);
         let index = (address - block_start) / PAGE;
         engine.end_sample();
@@ -410,6 +412,18 @@ impl Default for Server {
 }
 
 impl<K: Kernel> Engine<K> {
+    /// Somebody touched a hole among the frames. Whoever of the engine does would pass zeros on as somebody's page. Others,
+    /// who read all that the program has mapped, get zeros.
+    fn touched(&self, at: usize, thread: u32) {
+        assert!(!self.kernel.is_own(thread), "the engine touched a frame that is not there, {at:#x}");
+        self.touched.store(true, Relaxed);
+        let _regions = self.events.read();
+        if self.kernel.zero(at, PAGE, true).is_err() {
+            // It is there by now, or an event is unread: he comes again.
+            self.kernel.wake(at, PAGE);
+        }
+    }
+
     /// Had another server better be called, while `more` wait beside the fault at hand? If this one will wait for the
     /// device, or faults take long, or a CPU is idle: of those who fault, the others run.
     fn wants_another(&self, more: usize) -> bool {

@@ -9,7 +9,7 @@ use pageout_uffd::{
 };
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
@@ -391,6 +391,10 @@ impl Kernel for Linux {
 
     fn wake(&self, at: usize, len: usize) {
         let _ = self.uffd.wake(at, len);
+    }
+
+    fn is_own(&self, thread: u32) -> bool {
+        access(alloc::format!("/proc/self/task/{thread}").as_str(), Access::EXISTS).is_ok()
     }
 
     fn call_here(&self, thread: u32, at: usize) {

@@ -102,6 +102,11 @@ pub trait Kernel: Send + Sync {
     /// Wakes who waits for a range; each takes its fault again. No lock needed.
     fn wake(&self, at: usize, len: usize);
 
+    /// Is it a thread of the engine's process? Not allowed to the fault path but where it would have to stop otherwise.
+    fn is_own(&self, _thread: u32) -> bool {
+        true
+    }
+
     /// Has a thread that waits for a fault on the page at `at` wake up on the caller's CPU, if it can be, before the fault is
     /// answered: two wake-ups across CPUs cost several times what the fault itself does.
     fn call_here(&self, _thread: u32, _at: usize) {}

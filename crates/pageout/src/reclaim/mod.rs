@@ -289,6 +289,13 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
+    /// A frame that should be a hole is not, because somebody else touched it: makes it one. False: it cannot be. Events lock
+    /// held shared.
+    pub(crate) fn empty_touched(&self, at: usize, len: usize) -> bool {
+        assert!(self.touched.load(Relaxed), "a frame that should be a hole is not, {at:#x}");
+        self.kernel.drop_frames(at, len).is_ok()
+    }
+
     /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
@@ -319,10 +326,9 @@ impl<K: Kernel> Engine<K> {
             + match self.kernel.copy(at, self.config.zeros, n * PAGE, false) {
                 Ok(()) => n,
                 Err(partial) => {
-                    assert!(
-                        partial.errno != rustix::io::Errno::EXIST,
-                        "a frame that should be a hole is not"
-                    );
+                    if partial.errno == rustix::io::Errno::EXIST {
+                        self.empty_touched(at + partial.done, PAGE);
+                    }
                     partial.done / PAGE
                 }
             };

@@ -361,7 +361,7 @@ impl<K: Kernel> Engine<K> {
                 (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
                 leaving.index += busy;
             }
-            Errno::EXIST => panic!("a frame that should be a hole is not"),
+            Errno::EXIST if self.empty_touched(self.frames.address(frame) + done * PAGE, PAGE) => {}
             // Read-only, locked: stays.
             _ => leaving.index += 1,
         }
@@ -390,6 +390,9 @@ impl<K: Kernel> Engine<K> {
         let moved = self.kernel.move_pages(self.frames.huge_address(huge), block_start, BLOCK, false);
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
         if done == 0 {
+            if matches!(moved, Err(partial) if partial.errno == Errno::EXIST) {
+                self.empty_touched(self.frames.huge_address(huge), BLOCK);
+            }
             self.frames.huge_emptied(huge);
             self.policy.lock().keep(turn);
             if matches!(moved, Err(partial) if partial.errno == Errno::BUSY) {
