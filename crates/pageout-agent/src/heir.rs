@@ -11,7 +11,6 @@ use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, AREAS_AT};
 use pageout::sync::WriteGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{fcntl_add_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};
-use rustix::mm::{madvise, munmap, Advice};
 
 /// The bequest that was made last: what the child asks for.
 pub static TOKEN: AtomicU64 = AtomicU64::new(0);
@@ -30,8 +29,6 @@ impl File {
     fn map(fd: OwnedFd) -> Option<Self> {
         let len = fstat(&fd).ok()?.st_size as usize;
         let base = memory::map_shared(&fd, len).ok()?;
-        // SAFETY: our own mapping. Not in children.
-        let _ = unsafe { madvise(base as *mut _, len, Advice::LinuxDontFork) };
         Some(Self { fd, base, len })
     }
 
@@ -86,8 +83,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        let _ = unsafe { munmap(self.base as *mut _, self.len) };
+        memory::unmap(self.base, self.len);
     }
 }
 

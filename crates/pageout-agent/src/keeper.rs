@@ -655,7 +655,7 @@ impl Life {
         let refused = |start: usize, end: usize| {
             let first = stacks.partition_point(|block| *block < start);
             let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
-            stack || end - start < SMALLEST_AREA || memory::is_own(start, end)
+            stack || end - start < SMALLEST_AREA
         };
         let mut walk = Walk::new();
         let (areas, code) = (&mut self.areas, &mut self.code);
@@ -663,7 +663,7 @@ impl Life {
         self.maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
             code.extend(is_code(&area).then_some((area.start, area.end)));
-            if !area.is_adoptable() && memory::is_reserved(area.start, area.end) {
+            if memory::is_own(area.start, area.end) {
                 return;
             }
             areas.extend(walk.step(&area, refused));

@@ -1,6 +1,7 @@
 //! The engine's own memory: parts of one reservation made before `main`, so that it never takes an address that the
-//! program has just given up and is about to map again; later mappings between guard pages where that is used up.
-//! Known, so that it is never adopted; private to the process, so not in a fork's child.
+//! program has just given up and is about to map again; of another where that is used up. What is given back becomes
+//! addresses without access there, never a hole: nothing is ever unmapped, so nothing of the program's can be, which may
+//! map wherever it likes. Known, so that it is never adopted; private to the process, so not in a fork's child.
 //!
 //! The allocator serves powers of two up to 64 KiB, and a quarter more than each, from free lists over mapped chunks,
 //! larger sizes from mappings of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.
@@ -14,25 +15,26 @@ use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 const PAGE: usize = 4096;
-/// Most mappings at once.
-const MOST: usize = 4096;
+/// Most reservations at once: few, but where addresses are limited each mapping may be one.
+const MOST: usize = 1024;
 
-/// Start and end of each mapping; 0, 0 where there is none.
+/// Start and end of each reservation; 0, 0 where there is none.
 static RANGES: [(AtomicUsize, AtomicUsize); MOST] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MOST];
 static RANGES_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes reserved before `main`: staging of 128 MiB and the tables of 28 GiB. Address space only.
 const RESERVATION: usize = 384 << 20;
-
-/// What is left of the reservation: start and end.
-static LEFT: Lock<(usize, usize)> = Lock::new((0, 0), &HEAP_LOCKS);
-/// Where it begins; 0 without one.
+/// Where that began, in this process or in the parent that it was forked from; 0 without one.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
-/// Held while there is a mapping of ours that is not among the ranges yet.
-static MAPPING: Lock<()> = Lock::new((), &HEAP_LOCKS);
+/// What is reserved at once where more is needed; 0: no more than that.
+static STEP: AtomicUsize = AtomicUsize::new(0);
 
-/// A page that says 1 in the address space it was made for, and 0 in that of a fork's child, however it came about.
+/// What of the reservations nobody has.
+static FREE: Lock<Free> = Lock::new(Free::NONE, &HEAP_LOCKS);
+
+/// A page that says 1 in the address space it was made for, and 0 in that of a fork's child, however it came about. Outside
+/// the reservation, which such a child does not get; it stays where it is from before `main` on.
 static HOME: AtomicUsize = AtomicUsize::new(0);
 
 /// Is this the address space that the engine's memory lies in? Not in the child of a fork, until
@@ -60,7 +62,7 @@ fn settle_here() -> Result<(), Errno> {
     claim(page, page + PAGE)
 }
 
-/// Reserves addresses. A process whose address space is limited does without.
+/// Reserves addresses. A process whose address space is limited has them reserved as they are needed.
 ///
 /// # Errors
 /// The kernel's: there is no memory at all.
@@ -68,36 +70,92 @@ pub fn reserve() -> Result<(), Errno> {
     settle_here()?;
     let limit = rustix::process::getrlimit(rustix::process::Resource::As);
     if limit.current.is_some() {
+        STEP.store(0, Ordering::Relaxed);
         return Ok(());
     }
-    // SAFETY: a new mapping without access.
-    let base = unsafe {
-        mm::mmap_anonymous(
-            null_mut(),
-            RESERVATION,
-            ProtFlags::empty(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
+    STEP.store(RESERVATION, Ordering::Relaxed);
+    let mut free = FREE.lock();
+    // A fork's child: where its parent had it, for a hole may be one that the program has made to map there.
+    let again = RESERVED.load(Ordering::Relaxed);
+    let start = match again {
+        0 => free.reserve(0, RESERVATION),
+        _ => free.reserve(again, RESERVATION).or_else(|_| free.reserve(0, RESERVATION)),
     };
-    if let Ok(base) = base {
-        // SAFETY: as above.
-        let _ = unsafe { mm::madvise(base, RESERVATION, Advice::LinuxDontFork) };
-        *LEFT.lock() = (base as usize, base as usize + RESERVATION);
-        RESERVED.store(base as usize, Ordering::Release);
-    }
+    // Without one it is tried again when it is needed.
+    RESERVED.store(start.unwrap_or(again), Ordering::Relaxed);
     Ok(())
 }
 
-/// `len` bytes of the reservation between pages without access.
-fn carve(len: usize, align: usize) -> Option<usize> {
-    let mut left = LEFT.lock();
-    let start = (left.0 + PAGE).next_multiple_of(align.max(PAGE));
-    let end = start + len;
-    if left.0 == 0 || end + PAGE > left.1 {
-        return None;
+/// Parts at most; beyond, what is given back is not given out again.
+const PARTS: usize = 512;
+
+/// Addresses that are reserved and not in use: start and end of each part; 0, 0 where there is none.
+struct Free {
+    parts: [(usize, usize); PARTS],
+}
+
+impl Free {
+    const NONE: Free = Free { parts: [(0, 0); PARTS] };
+
+    /// Reserves `len` bytes, at `start` if that is not 0. Returns where.
+    fn reserve(&mut self, start: usize, len: usize) -> Result<usize, Errno> {
+        let place = if start == 0 { MapFlags::empty() } else { MapFlags::FIXED_NOREPLACE };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | place;
+        // SAFETY: a new mapping without access, where there is none.
+        let start = unsafe { mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags)? } as usize;
+        // What was seen before it is known can be told by the lock, see `is_own`.
+        if let Err(errno) = claim(start, start + len) {
+            // SAFETY: nobody knows of it.
+            let _ = unsafe { mm::munmap(start as *mut _, len) };
+            return Err(errno);
+        }
+        keep_for_us(start, len);
+        self.give(start, start + len);
+        Ok(start)
     }
-    left.0 = end;
-    Some(start)
+
+    /// `len` bytes between pages without access, of the smallest part that has them.
+    fn take(&mut self, len: usize, align: usize) -> Option<usize> {
+        let place = |(start, end): &(usize, usize)| {
+            let at = (*start + PAGE).next_multiple_of(align);
+            (at + len + PAGE <= *end).then_some(at)
+        };
+        let fit = self.parts.iter_mut().filter_map(|part| place(part).map(|at| (part, at)));
+        let (part, at) = fit.min_by_key(|(part, _)| part.1 - part.0)?;
+        let (start, end) = core::mem::take(part);
+        self.give(start, at - PAGE);
+        self.give(at + len + PAGE, end);
+        Some(at)
+    }
+
+    fn give(&mut self, mut start: usize, mut end: usize) {
+        if start == end {
+            return;
+        }
+        for part in &mut self.parts {
+            if part.1 == start {
+                start = core::mem::take(part).0;
+            } else if part.0 == end {
+                end = core::mem::take(part).1;
+            }
+        }
+        if let Some(none) = self.parts.iter_mut().find(|part| part.1 == 0) {
+            *none = (start, end);
+        }
+    }
+}
+
+/// Addresses of the engine's for `len` bytes aligned to `align`.
+fn take(len: usize, align: usize) -> Result<usize, Errno> {
+    let align = align.max(PAGE);
+    let mut free = FREE.lock();
+    if let Some(start) = free.take(len, align) {
+        return Ok(start);
+    }
+    let whole = (len + align + 2 * PAGE).next_multiple_of(PAGE);
+    let step = whole.max(STEP.load(Ordering::Relaxed));
+    free.reserve(0, step).or_else(|_| free.reserve(0, whole))?;
+    free.take(len, align).ok_or(Errno::NOMEM)
 }
 
 /// Maps `len` bytes (a multiple of 4096) of zeros aligned to `align`, guard pages around them. Not in
@@ -106,53 +164,61 @@ fn carve(len: usize, align: usize) -> Option<usize> {
 /// # Errors
 /// The kernel's; ENOMEM also when there are too many mappings.
 pub fn map(len: usize, align: usize) -> Result<usize, Errno> {
-    if let Some(start) = carve(len, align) {
-        return open(start, len);
-    }
-    let _mapping = MAPPING.lock();
-    let slack = if align > PAGE { align } else { 0 };
-    let whole = len + slack + 2 * PAGE;
-    // SAFETY: a new mapping.
-    unsafe {
-        let base = mm::mmap_anonymous(
-            null_mut(),
-            whole,
-            ProtFlags::empty(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )? as usize;
-        let start = (base + PAGE).next_multiple_of(align.max(PAGE));
-        let end = start + len;
-        // Trim to one guard page each side.
-        if start - PAGE > base {
-            let _ = mm::munmap(base as *mut _, start - PAGE - base);
-        }
-        if end + PAGE < base + whole {
-            let _ = mm::munmap((end + PAGE) as *mut _, base + whole - end - PAGE);
-        }
-        open(start, len)
-    }
+    let start = take(len, align)?;
+    // SAFETY: nobody else's addresses.
+    let opened = unsafe { mm::mprotect(start as *mut _, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+    // The program may have locked the reservation (mlockall), and then it would never move.
+    keep_for_us(start, len);
+    opened.map(|()| start).inspect_err(|_| unmap(start, len))
 }
 
-/// Makes reserved addresses memory of the engine.
-fn open(start: usize, len: usize) -> Result<usize, Errno> {
-    let end = start + len;
-    // Known before it can be seen: the watcher adopts what it sees and does not know, and an engine whose own
-    // memory is managed waits for itself.
-    let opened = claim(start, end).and_then(|()| {
-        // SAFETY: nobody else's addresses.
-        unsafe { mm::mprotect(start as *mut _, len, MprotectFlags::READ | MprotectFlags::WRITE) }
-    });
-    if let Err(errno) = opened {
-        unmap(start, len);
-        return Err(errno);
-    }
-    // SAFETY: as above.
+/// Maps `len` bytes of a file from `offset` on, where only the engine maps. Not in children.
+///
+/// # Errors
+/// The kernel's.
+pub fn map_file(
+    file: &OwnedFd,
+    offset: u64,
+    len: usize,
+    protection: ProtFlags,
+    flags: MapFlags,
+) -> Result<usize, Errno> {
+    let len = len.next_multiple_of(PAGE);
+    let start = take(len, PAGE)?;
+    // SAFETY: nobody else's addresses.
+    let mapped = unsafe { mm::mmap(start as *mut _, len, protection, flags | MapFlags::FIXED, file, offset) };
+    keep_for_us(start, len);
+    mapped.map(|_| start).inspect_err(|_| unmap(start, len))
+}
+
+/// Maps the first `len` bytes of a file that run shares, and that is sealed at that length: any bytes may be in it.
+///
+/// # Errors
+/// The kernel's.
+pub fn map_shared(file: &OwnedFd, len: usize) -> Result<usize, Errno> {
+    map_file(file, 0, len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+}
+
+/// What was just mapped is neither locked (mlockall(MCL_FUTURE) of the program) nor in children.
+fn keep_for_us(start: usize, len: usize) {
+    // SAFETY: our own mapping.
     unsafe {
-        // Under mlockall(MCL_FUTURE) of the program it would be locked and never move.
         let _ = mm::munlock(start as *mut _, len);
         let _ = mm::madvise(start as *mut _, len, Advice::LinuxDontFork);
     }
-    Ok(start)
+}
+
+/// Gives back what [`map`], [`map_file`] or [`map_shared`] gave.
+pub fn unmap(start: usize, len: usize) {
+    let len = len.next_multiple_of(PAGE);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: our own mapping.
+    let closed = unsafe { mm::mmap_anonymous(start as *mut _, len, ProtFlags::empty(), flags) };
+    // What cannot be closed stays as it is; nobody gets it again.
+    if closed.is_ok() {
+        keep_for_us(start, len);
+        FREE.lock().give(start - PAGE, start + len + PAGE);
+    }
 }
 
 /// Takes `start..end` down as the engine's.
@@ -165,41 +231,10 @@ fn claim(start: usize, end: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Unmaps what [`map`] gave. It is known until it cannot be seen any more.
-fn unmap(start: usize, len: usize) {
-    // Looked for before: as soon as it is unmapped another thread may be given the same addresses.
-    let ranges = &RANGES[..RANGES_USED.load(Ordering::Acquire)];
-    let known = ranges.iter().find(|range| range.0.load(Ordering::Acquire) == start);
-    // SAFETY: mapped by `map` with these guards.
-    unsafe {
-        let _ = mm::munmap((start - PAGE) as *mut _, len + 2 * PAGE);
-    }
-    if let Some(range) = known {
-        range.1.store(0, Ordering::Release);
-        range.0.store(0, Ordering::Release);
-    }
-}
-
-/// Maps the first `len` bytes of a file that run shares, and that is sealed at that length: any bytes may be in it.
-///
-/// # Errors
-/// The kernel's.
-pub fn map_shared(file: &OwnedFd, len: usize) -> Result<usize, Errno> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping.
-    unsafe { mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0) }.map(|start| start as usize)
-}
-
-/// Does `start..end`, which has no access, touch addresses that the engine keeps for itself?
-pub fn is_reserved(start: usize, end: usize) -> bool {
-    let reserved = RESERVED.load(Ordering::Acquire);
-    reserved != 0 && start < reserved + RESERVATION && reserved < end
-}
-
-/// Does `start..end` touch memory of the engine?
+/// Does `start..end` touch addresses of the engine?
 pub fn is_own(start: usize, end: usize) -> bool {
     // What was seen before this call and is ours is known once the lock was free.
-    drop(MAPPING.lock());
+    drop(FREE.lock());
     RANGES[..RANGES_USED.load(Ordering::Acquire)].iter().any(|(from, to)| {
         let (from, to) = (from.load(Ordering::Acquire), to.load(Ordering::Acquire));
         start < to && from < end
@@ -302,14 +337,9 @@ pub fn reset() {
         range.1.store(0, Ordering::Relaxed);
     }
     RANGES_USED.store(0, Ordering::Relaxed);
-    RESERVED.store(0, Ordering::Relaxed);
-    // SAFETY: as below.
+    // SAFETY: the child has one thread; whoever held a lock is not in it.
     unsafe {
-        (&raw const LEFT).cast_mut().write(Lock::new((0, 0), &HEAP_LOCKS));
-        (&raw const MAPPING).cast_mut().write(Lock::new((), &HEAP_LOCKS));
-    }
-    // SAFETY: the child has one thread; whoever held the lock is not in it.
-    unsafe {
+        (&raw const FREE).cast_mut().write(Lock::new(Free::NONE, &HEAP_LOCKS));
         let heap: *const Lock<Heap> = &raw const HEAP;
         heap.cast_mut().write(Lock::new(Heap::EMPTY, &HEAP_LOCKS));
     }
@@ -350,7 +380,7 @@ unsafe impl GlobalAlloc for Own {
         if class < CLASSES - 1 {
             HEAP.lock().give(piece, class);
         } else {
-            unmap(piece as usize, layout.size().next_multiple_of(PAGE));
+            unmap(piece as usize, layout.size());
         }
     }
 }

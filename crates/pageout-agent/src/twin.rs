@@ -8,7 +8,7 @@
 //! Without a twin, and lent as it is: code that is not of a file, that has been written to (a debugger, a hook), or
 //! whose file cannot be opened any more or has changed since; and all where what has no access may not be made code.
 
-use crate::sys;
+use crate::{memory, sys};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use pageout::space::discover::Area;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{madvise, mmap, munlock, munmap, Advice, MapFlags, ProtFlags};
+use rustix::mm::{madvise, Advice, MapFlags, ProtFlags};
 use rustix::time::{clock_gettime, ClockId};
 
 /// Most twins that a child can find.
@@ -88,15 +88,8 @@ impl Twin {
         }
         let len = original.len();
         let (offset, flags) = (original.offset()?, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping.
-        let at =
-            unsafe { mmap(core::ptr::null_mut(), len, ProtFlags::empty(), flags, &file, offset) }.ok()?;
-        let twin = Self { original, at: at as usize };
-        twin.advise(Advice::LinuxDontFork);
-        // Under mlockall(MCL_FUTURE) it would count as locked.
-        // SAFETY: our own mapping.
-        let _ = unsafe { munlock(at, len) };
-        Some(twin)
+        let at = memory::map_file(&file, offset, len, ProtFlags::empty(), flags).ok()?;
+        Some(Self { original, at })
     }
 
     /// Is this its line of maps, and of the same file as the original's?
@@ -151,8 +144,7 @@ impl Twin {
 
 impl Drop for Twin {
     fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        let _ = unsafe { munmap(self.at as *mut _, self.original.len()) };
+        memory::unmap(self.at, self.original.len());
     }
 }
 

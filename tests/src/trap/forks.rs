@@ -24,6 +24,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
         .may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
+    Trap::new("fork-holes", "maps again, at the same addresses, what it unmapped before a fork", fork_holes)
+        .may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
@@ -69,6 +71,24 @@ fn fork_snapshot(ctx: &Ctx) -> Outcome {
         sys::wait_for(child, 0)?;
     }
     Ok(())
+}
+
+/// Whatever is mapped at the fork without the program's asking must not be where the program was and will be.
+fn fork_holes(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let hole = sys::map((ctx.size / 8).next_multiple_of(BLOCK))?;
+    for generation in 1..=20 {
+        sys::unmap(hole)?;
+        let child = sys::fork(|| Ok(()))?;
+        sys::map_over(hole, sys::RW, 0)?;
+        hole.fill(generation);
+        sys::wait_for(child, 0)?;
+        if generation % 4 == 0 {
+            ballast.walk()?;
+        }
+        hole.check(generation)?;
+    }
+    field.check(1)
 }
 
 fn fork_chain(ctx: &Ctx) -> Outcome {
