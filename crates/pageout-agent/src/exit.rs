@@ -16,7 +16,7 @@ use pageout::space::pins::Pins;
 /// Units that must stay.
 pub static PINS: Pins = Pins::new();
 
-/// Control blocks of the threads that were started; addresses, 0 = free. Old ones stay: glibc reuses stacks.
+/// Control blocks of the threads that there are; addresses, 0 = free.
 static BLOCKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
 
 /// Key of the thread-specific data whose destructor ends a thread.
@@ -31,7 +31,7 @@ extern "C" {
 
 /// The control blocks known.
 pub fn control_blocks() -> Vec<usize> {
-    BLOCKS.iter().map(|block| block.load(Ordering::Acquire)).take_while(|block| *block != 0).collect()
+    BLOCKS.iter().map(|block| block.load(Ordering::Acquire)).filter(|block| *block != 0).collect()
 }
 
 /// Before `main`, in the first thread.
@@ -102,13 +102,32 @@ struct RobustList {
     pending: usize,
 }
 
-/// At the end of a thread: brings in the robust mutexes that it holds, for good.
+/// In a fork's child, whose only thread is the calling one.
+pub fn forget_others() {
+    let own = control_block();
+    forget(|block| block != own);
+}
+
+/// Where these were may be any memory from now on.
+fn forget(gone: impl Fn(usize) -> bool) {
+    for slot in &BLOCKS {
+        let block = slot.load(Ordering::Acquire);
+        if block != 0 && gone(block) {
+            slot.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// At the end of a thread: brings in the robust mutexes that it holds, for good. Its stack may be managed from here on;
+/// what the kernel touches of that is pinned.
 extern "C" fn leave_thread(_: *mut c_void) {
+    let own = control_block();
+    forget(|block| block == own);
     let offset = ROBUST_LIST.load(Ordering::Relaxed);
     if offset == 0 {
         return;
     }
-    let list = control_block().wrapping_add_signed(offset) as *const RobustList;
+    let list = own.wrapping_add_signed(offset) as *const RobustList;
     let mut fresh = false;
     each_robust(list, |address| {
         fresh |= !PINS.is_pinned(address);

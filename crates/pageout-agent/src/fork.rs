@@ -10,7 +10,7 @@
 
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
-use crate::{dispatch, heir, memory, sys, twin};
+use crate::{dispatch, exit, heir, memory, sys, twin};
 use alloc::ffi::CString;
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
@@ -146,6 +146,7 @@ fn tell_heir(what: u32) {
 /// Starts the child's keeper; false: there is none.
 fn begin() -> bool {
     memory::reset();
+    exit::forget_others();
     keeper::forget();
     GATE.store(FREE, Ordering::Relaxed);
     TURN.store(0, Ordering::Relaxed);

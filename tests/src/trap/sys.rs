@@ -288,6 +288,11 @@ pub fn handle(
     }
 }
 
+/// Whether it is under `pageout run`: to look for what only that must bring about.
+pub fn under_pageout() -> bool {
+    std::env::var_os("PAGEOUT_RUN").is_some()
+}
+
 pub fn is_root() -> bool {
     // SAFETY: has no conditions.
     unsafe { libc::geteuid() == 0 }

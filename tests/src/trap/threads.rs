@@ -5,12 +5,14 @@ use super::span::{Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("thread-churn", "threads start, read evicted memory and exit, all the time", thread_churn),
     Trap::new("thread-stacks", "threads on stacks of the program's own, evicted between uses", thread_stacks),
     Trap::new("thread-places", "threads made right after faults may run on every CPU", thread_places),
+    Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
     Trap::new("robust-mutex", "robust mutexes in evicted memory, held by threads that exit", robust_mutex),
@@ -142,6 +144,38 @@ fn thread_stacks(ctx: &Ctx) -> Outcome {
     let right = shared.right.load(Ordering::SeqCst);
     ensure!(right == rounds * stacks.len(), "{right} of {} threads found all right", rounds * stacks.len());
     Ok(())
+}
+
+/// What is mapped where threads once had their stacks is memory like any other.
+fn stacks_left(ctx: &Ctx) -> Outcome {
+    let mut ballast = Ballast::new(ctx.half())?;
+    let places = Mutex::new(Vec::new());
+    let barrier = Barrier::new(64);
+    together(64, |_| {
+        // SAFETY: has no conditions. It is where the thread's control block lies.
+        places
+            .lock()
+            .map_err(|_| Stop::Wrong("a thread panicked".into()))?
+            .push(unsafe { libc::pthread_self() });
+        barrier.wait();
+        Ok(())
+    })?;
+    let part = ctx.half() / 32;
+    let mut areas = Vec::new();
+    for place in places.into_inner().map_err(|_| Stop::Wrong("a thread panicked".into()))? {
+        let start = place as usize / PAGE * PAGE - part / 2;
+        // Some stacks are kept.
+        areas.extend(sys::map_at(start, part, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE));
+    }
+    ensure!(areas.len() > 16, "only {} of 64 stacks have gone", areas.len());
+    areas.truncate(32);
+    areas.iter().for_each(|area| area.fill(1));
+    ballast.walk()?;
+    ballast.walk()?;
+    let there: usize = areas.iter().map(|area| sys::resident(*area).unwrap_or(0)).sum();
+    let all = areas.len() * part / PAGE;
+    ensure!(!sys::under_pageout() || there < all / 2, "{there} of {all} pages stay in memory");
+    areas.iter().try_for_each(|area| area.check(1))
 }
 
 /// Ends the thread on the spot, wherever it is, without the C library's help.
