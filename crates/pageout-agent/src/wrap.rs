@@ -4,7 +4,7 @@
 //! | function | why |
 //! |---|---|
 //! | pthread_create, thrd_create | the kernel writes to a thread's memory when it exits: see `exit` |
-//! | madvise, process_madvise | `MADV_FREE` would leave pages that raise no fault and no event; DONTNEED is allowed in its place. `MADV_GUARD_INSTALL` discards without an event; DONTNEED before it has one |
+//! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
     answer(match advice {
         // SAFETY: as the caller promises.
         POPULATE_READ | POPULATE_WRITE => unsafe { populate(address as usize, len, advice) },
-        _ => advise(advice, advised),
+        _ => advise(advice, || 0, advised),
     }) as c_int
 }
 
@@ -265,23 +265,36 @@ pub unsafe extern "C" fn process_madvise(
         // SAFETY: as the caller promises.
         unsafe { sys::call6(raw::__NR_process_madvise, arguments) }
     };
-    answer(advise(advice, advised)) as isize
+    let lens = || {
+        // SAFETY: as the caller promises; asked only after the kernel has read them.
+        let part = |i| unsafe { parts.cast::<[usize; 2]>().add(i).read() };
+        (0..count).map(|i| part(i)[1]).sum()
+    };
+    answer(advise(advice, lens, advised)) as isize
 }
 
-/// Has `call` give advice that discards only with an event.
-fn advise(advice: c_int, call: impl Fn(c_int) -> Result<usize, Errno>) -> Result<usize, Errno> {
+/// Has `call` give advice, and tell of what it discarded; `whole` is what it answers if it gave all of it. Only then: what
+/// the kernel has refused it must not lose (memory of a file, by `MADV_FREE`).
+fn advise(
+    advice: c_int,
+    whole: impl Fn() -> usize,
+    call: impl Fn(c_int) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
     const FREE: c_int = raw::MADV_FREE as c_int;
     const DONTNEED: c_int = raw::MADV_DONTNEED as c_int;
     const GUARD_INSTALL: c_int = 102;
-    match advice {
-        FREE => call(DONTNEED),
-        GUARD_INSTALL => {
-            // What it discards here it discards anyway; where it may not, the next call says so.
-            let _ = call(DONTNEED);
-            call(GUARD_INSTALL)
-        }
-        _ => call(advice),
+    let given = call(advice);
+    // A hole stops neither the first nor the second.
+    let all = matches!(advice, FREE | GUARD_INSTALL)
+        && match given {
+            Ok(done) => done == whole(),
+            Err(errno) => errno == Errno::NOMEM,
+        };
+    if all {
+        // Guard pages stay.
+        let _ = call(DONTNEED);
     }
+    given
 }
 
 /// See the table of this module.

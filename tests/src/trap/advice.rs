@@ -4,6 +4,7 @@ use super::load::{together, Churn, Dice};
 use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::c_int;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
@@ -11,6 +12,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("dontneed-raw", "the same by the bare system call", |c| dontneed(c, sys::advise_raw)),
     Trap::new("free", "frees parts lazily, then writes to them", |c| free(c, sys::advise)),
     Trap::new("free-raw", "the same by the bare system call", |c| free(c, sys::advise_raw)),
+    Trap::new("free-file", "frees private memory of a file lazily, which the kernel refuses", free_file),
     Trap::new("dontneed-race", "drops while others evict", dontneed_race),
     Trap::new("free-race", "frees lazily while others evict", |c| free_race(c, sys::advise)),
     Trap::new("free-race-raw", "the same by the bare system call", |c| free_race(c, sys::advise_raw)),
@@ -65,6 +67,19 @@ fn free(ctx: &Ctx, advise: Advise) -> Outcome {
 }
 
 /// Runs `turn(piece, generation, dice)` on pieces that two threads own, while others evict.
+fn free_file(ctx: &Ctx) -> Outcome {
+    let (field, _) = ctx.evicted()?;
+    let file = sys::scratch_file(0)?;
+    // SAFETY: grows our own file.
+    sys::ret("ftruncate", unsafe { libc::ftruncate(file.as_raw_fd(), 64 * PAGE as i64) })?;
+    let part = sys::map_file(0, 64 * PAGE, sys::RW, libc::MAP_PRIVATE, file.as_raw_fd())?;
+    part.fill(1);
+    ensure!(sys::advise(part, libc::MADV_FREE).is_err(), "MADV_FREE of a file's memory went well");
+    ensure!(sys::advise_raw(part, libc::MADV_FREE).is_err(), "MADV_FREE of a file's memory went well");
+    part.check(1)?;
+    field.check(1)
+}
+
 fn race(ctx: &Ctx, turn: impl Fn(Span, u16, &mut Dice) -> Outcome + Sync) -> Outcome {
     let churn = Churn::start(ctx.half())?;
     let field = sys::map_aligned(ctx.half(), BLOCK)?;
