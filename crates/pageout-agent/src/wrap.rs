@@ -7,6 +7,7 @@
 //! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
+//! | mlockall | the engine's memory would be locked as well, populated, and counted |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
 //! | fork, _Fork, daemon, forkpty, clone | see `fork` |
@@ -14,11 +15,13 @@
 //!
 //! What a program calls without libc, by instructions of its own, is out of reach.
 
-use crate::{dispatch, exit, fork, sys};
+use crate::maps::Maps;
+use crate::{dispatch, exit, fork, memory, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
+use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use rustix::io::Errno;
 
@@ -295,6 +298,71 @@ fn advise(
         let _ = call(DONTNEED);
     }
     given
+}
+
+const MCL_CURRENT: c_int = raw::MCL_CURRENT as c_int;
+const MCL_FUTURE: c_int = raw::MCL_FUTURE as c_int;
+const MCL_ONFAULT: c_int = raw::MCL_ONFAULT as c_int;
+
+/// See the table of this module.
+#[no_mangle]
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    let known = flags & !(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
+    if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
+        return answer(lock_by(flags)) as c_int;
+    }
+    let locked = lock_all(flags);
+    if locked.is_err() {
+        // As if it had not been tried, but for what was locked before.
+        let _ = unlock_all();
+    }
+    answer(locked) as c_int
+}
+
+fn lock_by(flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: takes a number.
+    unsafe { sys::call(raw::__NR_mlockall, flags as usize, 0, 0, 0) }
+}
+
+fn unlock_all() -> Result<usize, Errno> {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(raw::__NR_munlockall, 0, 0, 0, 0) }
+}
+
+/// Locks what there is, mapping by mapping, and leaves the engine's out.
+fn lock_all(flags: c_int) -> Result<usize, Errno> {
+    // What is to come first; without it, it is not locked any more.
+    match flags & MCL_FUTURE {
+        0 => unlock_all()?,
+        _ => lock_by(flags & !MCL_CURRENT)?,
+    };
+    let (mut seen, mut failed) = (false, None);
+    Maps::new().read(c"/proc/self/maps", |line| {
+        seen = true;
+        let Some(Area { start, end, name, .. }) = Area::parse(line) else { return };
+        // The kernel's own is none of the program's memory.
+        if failed.is_some() || name.starts_with(b"[v") || memory::is_own(start, end) {
+            return;
+        }
+        let call = |number, last: u32| {
+            // SAFETY: changes no content.
+            unsafe { sys::call(number, start, end - start, last as usize, 0) }
+        };
+        // The first says whether it may be; the second brings it in, as far as it can be read.
+        match call(raw::__NR_mlock2, raw::MLOCK_ONFAULT) {
+            Ok(_) if flags & MCL_ONFAULT == 0 => drop(call(raw::__NR_mlock, 0)),
+            Ok(_) => {}
+            // It has gone meanwhile.
+            Err(Errno::NOMEM) if call(raw::__NR_msync, raw::MS_ASYNC).is_err() => {}
+            Err(errno) => failed = Some(errno),
+        }
+    });
+    match failed {
+        Some(errno) => Err(errno),
+        None if seen => Ok(0),
+        // Without /proc.
+        None => lock_by(flags),
+    }
 }
 
 /// See the table of this module.
@@ -623,6 +691,7 @@ pub unsafe extern "C" fn syscall(
         match number as u32 {
             raw::__NR_madvise
             | raw::__NR_process_madvise
+            | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
@@ -659,6 +728,7 @@ unsafe extern "C" fn by_number(
             raw::__NR_process_madvise => {
                 return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
             }
+            raw::__NR_mlockall => return mlockall(a as c_int).into(),
             raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
             raw::__NR_setsockopt => {
                 return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()

@@ -21,6 +21,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("advice-storm", "WILLNEED, COLD, PAGEOUT, POPULATE, COLLAPSE and others at random", storm),
     Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
     Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
+    Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
 ];
@@ -252,6 +253,31 @@ fn mlock(ctx: &Ctx) -> Outcome {
     field.fill(4);
     ballast.walk()?;
     field.check(4)
+}
+
+/// All comes in and stays; the engine's own memory is neither locked nor filled.
+fn mlockall_current(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: has no conditions.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+        return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
+    }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")?.split_whitespace().next());
+    let locked = locked.and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or(0) << 10;
+    let all = 2 * ctx.half()..=2 * ctx.half() + (128 << 20);
+    ensure!(all.contains(&locked), "{} MiB are locked", locked >> 20);
+    for generation in 2..4 {
+        field.check(generation - 1)?;
+        field.fill(generation);
+        ballast.walk()?;
+        let there = sys::resident(field)?;
+        ensure!(there == field.pages(), "{there} of {} locked pages are in memory", field.pages());
+    }
+    // SAFETY: has no conditions.
+    sys::ret("munlockall", unsafe { libc::munlockall() })?;
+    ballast.walk()?;
+    field.check(3)
 }
 
 fn mlockall_future(ctx: &Ctx) -> Outcome {
