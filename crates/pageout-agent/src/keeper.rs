@@ -51,6 +51,11 @@ const AT_ONCE: u64 = 50_000;
 const BUSY_NAP: i64 = 500_000;
 /// Areas below this many bytes are not worth a registration.
 const SMALLEST_AREA: usize = 4 * PAGE;
+/// Nor is what has grown, before it is this part of the limit, between these bytes: the kernel never merges what is
+/// registered at different times, and a program has only so many mappings (65,530). Of the stated slack.
+const GROWTH_SHARE: u64 = 32;
+const LEAST_GROWTH: u64 = 1 << 20;
+const MOST_GROWTH: u64 = 16 << 20;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
 const LARGEST_STACK: usize = 64 << 20;
 
@@ -670,7 +675,7 @@ impl Life {
         });
     }
 
-    /// Adopts areas that are there and not managed yet.
+    /// Adopts areas that are there and not managed yet, if it is worth it.
     fn look_around(&mut self, keeper: &'static Keeper) {
         let engine = &keeper.engine;
         let loans = keeper.code.lock().loans();
@@ -689,6 +694,11 @@ impl Life {
             // The program may have unmapped it since, and a thread of the engine may have got the addresses.
             if memory::is_own(start, end) {
                 continue;
+        let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();
+        let worth = (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH);
+        if (grown as u64) < self.part.of_slack(worth) {
+            return;
+        }
             }
             // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
             let _ = engine.adopt(start, end);

@@ -1,16 +1,37 @@
 //! New memory as fast as it can be had: what the limit is measured with.
 
-use super::load::together;
+use super::load::{together, Ballast};
 use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::io::Write;
+use std::time::Duration;
 
-pub const TRAPS: &[Trap] = &[Trap::new(
-    "touch",
-    "[malloc|brk|mmap|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
-    touch,
-)
-.helper()];
+pub const TRAPS: &[Trap] = &[
+    Trap::new("grows-slowly", "maps a little more every now and then: not a mapping each", grows_slowly),
+    Trap::new(
+        "touch",
+        "[malloc|brk|mmap|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
+        touch,
+    )
+    .helper(),
+];
+
+fn grows_slowly(ctx: &Ctx) -> Outcome {
+    let mut ballast = Ballast::new(ctx.half())?;
+    let mappings = || Ok::<_, Stop>(std::fs::read_to_string("/proc/self/maps")?.lines().count());
+    let before = mappings()?;
+    let mut parts = Vec::new();
+    for _ in 0..ctx.half() / (32 << 10) {
+        let part = sys::map(32 << 10)?;
+        part.fill(1);
+        parts.push(part);
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    let more = mappings()?.saturating_sub(before);
+    ensure!(more < ctx.half() >> 18, "{more} mappings more for {} MiB", ctx.half() >> 20);
+    ballast.walk()?;
+    parts.iter().try_for_each(|part| part.check(1))
+}
 
 fn touch(ctx: &Ctx) -> Outcome {
     let new_piece: fn(usize) -> Result<Span, Stop> = match ctx.args.first().map(String::as_str) {
