@@ -235,6 +235,10 @@ extern "C" fn keeper(_: usize) -> ! {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     KEEPER.store(me, Ordering::SeqCst);
     let _ = rustix::thread::set_name(c"pageout");
+    // Whoever kills the group, or waits for its end, means the program, which may be in another by then. Not a session of
+    // its own: where the scheduler shares CPUs out among sessions, it would not be weighed against the program any more.
+    let _ = rustix::process::setpgid(None, None);
+    sys::raise_limits();
     sys::go_before_all();
     // SAFETY: written before the clone.
     let path = unsafe { PATH };

@@ -3,6 +3,7 @@
 use core::arch::asm;
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
 /// A system call with up to four arguments.
 ///
@@ -93,6 +94,18 @@ pub fn set_signals(mask: u64) -> u64 {
         call(raw::__NR_rt_sigprocmask, SETMASK, &raw const mask as usize, &raw mut old as usize, 8)
     };
     old
+}
+
+/// The calling process is limited as little as it may be: its limits were meant for the program.
+pub fn raise_limits() {
+    for resource in
+        [Resource::Cpu, Resource::Rttime, Resource::Fsize, Resource::As, Resource::Data, Resource::Memlock]
+    {
+        let maximum = getrlimit(resource).maximum;
+        if setrlimit(resource, Rlimit { current: None, maximum: None }).is_err() {
+            let _ = setrlimit(resource, Rlimit { current: maximum, maximum });
+        }
+    }
 }
 
 /// `struct sched_attr` of linux/sched/types.h, first version.

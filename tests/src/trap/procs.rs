@@ -5,10 +5,12 @@ use super::span::{load, pattern, Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::ffi::{CString, OsStr};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("closefrom", "closes every descriptor beyond the third, again and again", closefrom),
@@ -17,6 +19,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("daemon-closefrom", "the same by two forks, all descriptors closed", daemon_closefrom)
         .need_not_swap()
         .may_log(),
+    Trap::new(
+        "group-killed",
+        "a daemon, which has left its group, goes on when that is killed",
+        group_killed,
+    )
+    .may_log(),
     Trap::new("fork-exec", "a child that reads, then becomes another program", fork_exec).may_log(),
     Trap::new("vfork", "a vfork child touches evicted memory, closes all and exits", vfork).may_log(),
     Trap::new("clone-vm", "a process that shares the memory and nothing else", clone_vm).may_log(),
@@ -30,6 +38,40 @@ pub const TRAPS: &[Trap] = &[
 /// The file of this program.
 pub fn own_program() -> Result<PathBuf, Stop> {
     Ok(std::env::current_exe()?)
+}
+
+/// A process of the group has a child that leaves it, and needs memory; then the group is killed.
+fn group_killed(ctx: &Ctx) -> Outcome {
+    let ((said, say), (told, tell)) = (sys::pipe()?, sys::pipe()?);
+    let member = sys::fork(|| {
+        // SAFETY: numbers only.
+        sys::ret("setpgid", unsafe { libc::setpgid(0, 0) })?;
+        sys::fork(|| {
+            // SAFETY: takes nothing.
+            sys::ret("setsid", unsafe { libc::setsid() })?;
+            let (field, mut ballast) = ctx.evicted()?;
+            sys::write_all(say.as_raw_fd(), b"filled..")?;
+            let mut word = [0u8; 8];
+            sys::read_span(told.as_raw_fd(), Span::new(word.as_mut_ptr() as usize, 8))?;
+            field.check(1)?;
+            ballast.walk()?;
+            sys::write_all(say.as_raw_fd(), b"all well")
+        })?;
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    })?;
+    drop(say);
+    let mut word = [0u8; 8];
+    let to = Span::new(word.as_mut_ptr() as usize, 8);
+    sys::read_span(said.as_raw_fd(), to)?;
+    // SAFETY: a group of our own.
+    sys::ret("kill", unsafe { libc::kill(-member, libc::SIGKILL) })?;
+    sys::wait_status(member)?;
+    // SAFETY: the same; asks whether there is anybody.
+    ensure!(unsafe { libc::kill(-member, 0) } == -1, "somebody is left in the group");
+    sys::write_all(tell.as_raw_fd(), b"go on...")?;
+    sys::read_span(said.as_raw_fd(), to)
 }
 
 fn close_all() {
