@@ -224,16 +224,24 @@ pub fn before() -> Turn {
     Turn { mask, asked: true, out }
 }
 
+/// Stack that is needed from [`bequeath`] to [`cloned`], or to the end of [`child_inherits`]: 400 bytes, and some to spare.
+/// No more: stacks may be as small as libc allows, and hold two frames of signals by then.
+pub const STACK: usize = 640;
+
 /// Writes down what is out, for the child. From here to [`cloned`] nobody gets a page; the stack is touched before, as
 /// far as it is needed until then. False: no memory.
 pub fn bequeath() -> bool {
-    let mut stack = [0u8; 16 << 10];
-    for page in stack.chunks_mut(4096) {
-        // SAFETY: our own.
-        unsafe { page.as_mut_ptr().write_volatile(1) };
-    }
-    core::hint::black_box(&stack);
+    touch_stack();
     ask(BEQUEATH) == BEQUEATHED
+}
+
+/// Not a part of its caller, whose own frame would be as large for as long as it lasts.
+#[inline(never)]
+fn touch_stack() {
+    let mut stack = core::mem::MaybeUninit::<[u8; STACK]>::uninit();
+    // SAFETY: our own. The other end is on the same page as the caller's frame, or on this one.
+    unsafe { stack.as_mut_ptr().cast::<u8>().write_volatile(1) };
+    core::hint::black_box(&stack);
 }
 
 /// In the parent after the clone: there is a child, or there is none.

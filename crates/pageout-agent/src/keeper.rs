@@ -694,15 +694,15 @@ impl Life {
                 regions.gaps(*start, *end, |from, to| gaps.push((from, to)));
             }
         }
-        for (start, end) in gaps {
-            // The program may have unmapped it since, and a thread of the engine may have got the addresses.
-            if memory::is_own(start, end) {
-                continue;
         let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();
         let worth = (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH);
         if (grown as u64) < self.part.of_slack(worth) {
             return;
         }
+        for (start, end) in gaps {
+            // The program may have unmapped it since, and a thread of the engine may have got the addresses.
+            if memory::is_own(start, end) {
+                continue;
             }
             // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
             let _ = engine.adopt(start, end);

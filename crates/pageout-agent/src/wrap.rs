@@ -10,7 +10,7 @@
 //! | mlockall | the engine's memory would be locked as well, populated, and counted |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
-//! | fork, _Fork, daemon, forkpty, clone | see `fork` |
+//! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
 //!
 //! What a program calls without libc, by instructions of its own, is out of reach.
@@ -444,6 +444,12 @@ pub extern "C" fn fork() -> c_int {
     fork_by(|| unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
 }
 
+/// See the table of this module: another name of `fork`.
+#[no_mangle]
+pub extern "C" fn __fork() -> c_int {
+    fork()
+}
+
 /// See the table of this module. Runs no handlers of its own, so the child's keeper is started here.
 #[no_mangle]
 pub extern "C" fn _Fork() -> c_int {
@@ -622,7 +628,7 @@ pub unsafe extern "C" fn clone(
     };
     let turn = fork::before();
     if turn.is_out() {
-        bring_in((stack as usize).wrapping_sub(32), 32);
+        bring_in((stack as usize).wrapping_sub(fork::STACK), fork::STACK);
         bring_in_ids(flags as u64, parent as usize, child as usize);
         if !fork::bequeath() {
             turn.end();
@@ -637,6 +643,24 @@ pub unsafe extern "C" fn clone(
         return fail(Errno::from_raw_os_error(-id as i32));
     }
     id as c_int
+}
+
+/// See the table of this module: another name of `clone`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn __clone(
+    main: Option<Main>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    tls: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { clone(main, stack, flags, argument, parent, tls, child) }
 }
 
 // What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.

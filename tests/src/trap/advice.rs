@@ -67,7 +67,6 @@ fn free(ctx: &Ctx, advise: Advise) -> Outcome {
     odd().try_for_each(|piece| piece.check(3))
 }
 
-/// Runs `turn(piece, generation, dice)` on pieces that two threads own, while others evict.
 fn free_file(ctx: &Ctx) -> Outcome {
     let (field, _) = ctx.evicted()?;
     let file = sys::scratch_file(0)?;
@@ -81,6 +80,7 @@ fn free_file(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+/// Runs `turn(piece, generation, dice)` on pieces that two threads own, while others evict.
 fn race(ctx: &Ctx, turn: impl Fn(Span, u16, &mut Dice) -> Outcome + Sync) -> Outcome {
     let churn = Churn::start(ctx.half())?;
     let field = sys::map_aligned(ctx.half(), BLOCK)?;

@@ -3,8 +3,10 @@
 use super::load::{together, Churn, Dice};
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::{c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::Mutex;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("fork", "the child reads all, the parent goes on writing", fork).may_log(),
@@ -26,6 +28,13 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
     Trap::new("fork-holes", "maps again, at the same addresses, what it unmapped before a fork", fork_holes)
         .may_log(),
+    Trap::new(
+        "fork-small-stack",
+        "forks by a thread, and in a signal's handler, on 16 KiB",
+        fork_small_stack,
+    )
+    .may_log(),
+    Trap::new("fork-names", "forks by libc's other names for fork and clone", fork_names).may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
@@ -89,6 +98,97 @@ fn fork_holes(ctx: &Ctx) -> Outcome {
         hole.check(generation)?;
     }
     field.check(1)
+}
+
+/// What the forks below read, and what they found.
+static SMALL: Mutex<Option<(Span, Outcome)>> = Mutex::new(None);
+
+extern "C" fn fork_here(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
+    let Ok(mut small) = SMALL.lock() else { return };
+    if let Some((field, outcome)) = small.as_mut() {
+        let child = sys::fork(|| field.page(1).check(1));
+        *outcome = child.and_then(|child| sys::wait_for(child, 0));
+    }
+}
+
+extern "C" fn fork_in_thread(_: *mut c_void) -> *mut c_void {
+    fork_here(0, std::ptr::null_mut(), std::ptr::null_mut());
+    std::ptr::null_mut()
+}
+
+fn fork_small_stack(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 << 10;
+    let found = || {
+        let mut small = SMALL.lock().map_err(|_| Stop::Wrong("a fork panicked".into()))?;
+        small.take().ok_or(Stop::Wrong("nobody forked".into()))?.1
+    };
+    let ask = |field| {
+        let unheard = Err(Stop::Wrong("nobody forked".into()));
+        SMALL
+            .lock()
+            .map(|mut small| *small = Some((field, unheard)))
+            .map_err(|_| Stop::Wrong("panicked".into()))
+    };
+    let (field, mut ballast) = ctx.evicted()?;
+    ask(field)?;
+    // SAFETY: the attributes are initialised first; the thread is joined.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        let mut thread = 0;
+        let r = libc::pthread_attr_setstacksize(&mut attributes, LEN);
+        ensure!(r == 0, "pthread_attr_setstacksize says {r}");
+        let r = libc::pthread_create(&mut thread, &attributes, fork_in_thread, std::ptr::null_mut());
+        ensure!(r == 0, "pthread_create says {r}");
+        libc::pthread_join(thread, std::ptr::null_mut());
+    }
+    found()?;
+    ballast.walk()?;
+    ask(field)?;
+    // Nothing lies below it.
+    let all = sys::map_at(0, 16 * LEN, libc::PROT_NONE, sys::ANON)?;
+    let stack = all.part(15 * LEN, LEN);
+    sys::protect(stack, sys::RW)?;
+    let signals = libc::stack_t { ss_sp: stack.as_ptr(), ss_flags: 0, ss_size: LEN };
+    // SAFETY: the stack stays mapped; SIGUSR1 is handled.
+    unsafe { sys::ret("sigaltstack", libc::sigaltstack(&signals, std::ptr::null_mut()))? };
+    sys::handle(libc::SIGUSR1, libc::SA_ONSTACK, fork_here)?;
+    // SAFETY: as above.
+    sys::ret("raise", unsafe { libc::raise(libc::SIGUSR1) })?;
+    found()?;
+    field.check(1)
+}
+
+extern "C" {
+    fn __fork() -> libc::pid_t;
+    fn __clone(
+        main: extern "C" fn(*mut c_void) -> c_int,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        ...
+    ) -> libc::pid_t;
+}
+
+extern "C" fn reads_all(field: *mut c_void) -> c_int {
+    // SAFETY: what is given below, of which the child has a copy.
+    sys::leave(unsafe { *field.cast::<Span>() }.check(1))
+}
+
+fn fork_names(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: as `fork`; the child leaves at once.
+    let child = sys::ret("__fork", unsafe { __fork() })?;
+    if child == 0 {
+        sys::leave(field.check(1));
+    }
+    sys::wait_for(child, 0)?;
+    ballast.walk()?;
+    let stack = sys::map(256 << 10)?;
+    let (mut argument, top) = (field, stack.end() as *mut c_void);
+    // SAFETY: as `clone`; the child is on a stack of its own.
+    let child = unsafe { __clone(reads_all, top, libc::SIGCHLD, (&raw mut argument).cast()) };
+    sys::wait_for(sys::ret("__clone", child)?, 0)
 }
 
 fn fork_chain(ctx: &Ctx) -> Outcome {
