@@ -231,6 +231,15 @@ fn claim(start: usize, end: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Bytes that are reserved.
+pub fn reserved() -> u64 {
+    let len = |range: &(AtomicUsize, AtomicUsize)| {
+        // An end that is not written down yet counts as none.
+        range.1.load(Ordering::Acquire).saturating_sub(range.0.load(Ordering::Acquire)) as u64
+    };
+    RANGES[..RANGES_USED.load(Ordering::Acquire)].iter().map(len).sum()
+}
+
 /// Does `start..end` touch addresses of the engine?
 pub fn is_own(start: usize, end: usize) -> bool {
     // What was seen before this call and is ours is known once the lock was free.

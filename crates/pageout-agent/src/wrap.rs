@@ -8,6 +8,7 @@
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
 //! | mlockall | the engine's memory would be locked as well, populated, and counted |
+//! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
@@ -16,7 +17,7 @@
 //! What a program calls without libc, by instructions of its own, is out of reach.
 
 use crate::maps::Maps;
-use crate::{dispatch, exit, fork, memory, sys};
+use crate::{dispatch, exit, fork, keeper, memory, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -363,6 +364,77 @@ fn lock_all(flags: c_int) -> Result<usize, Errno> {
         // Without /proc.
         None => lock_by(flags),
     }
+}
+
+/// `struct rlimit`: the limit, and what it may be raised to.
+type Limit = [u64; 2];
+
+/// See the table of this module. What the program reads back is the sum.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prlimit(
+    process: c_int,
+    resource: c_uint,
+    new: *const Limit,
+    old: *mut Limit,
+) -> c_int {
+    let set = |new: *const Limit| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            sys::call(raw::__NR_prlimit64, process as usize, resource as usize, new as usize, old as usize)
+        }
+    };
+    let me = rustix::process::getpid().as_raw_nonzero().get();
+    // Not of a guest in the same memory (vfork), which is about to become another program.
+    let ours = (process == 0 || process == me) && me as u32 == keeper::program() && memory::is_home();
+    if new.is_null() || !ours || !matches!(resource, raw::RLIMIT_AS | raw::RLIMIT_DATA) {
+        return answer(set(new)) as c_int;
+    }
+    let more = |limit: u64| if limit == u64::MAX { limit } else { limit.saturating_add(memory::reserved()) };
+    // SAFETY: as the caller promises.
+    let raised = unsafe { *new }.map(more);
+    answer(match set(&raised) {
+        // More than it may be raised to.
+        Err(Errno::PERM) => set(new),
+        done => done,
+    }) as c_int
+}
+
+/// See the table of this module: another name of `prlimit`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prlimit64(
+    process: c_int,
+    resource: c_uint,
+    new: *const Limit,
+    old: *mut Limit,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prlimit(process, resource, new, old) }
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const Limit) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prlimit(0, resource, new, core::ptr::null_mut()) }
+}
+
+/// See the table of this module: another name of `setrlimit`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const Limit) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { setrlimit(resource, new) }
 }
 
 /// See the table of this module.
