@@ -19,7 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Bequest {
     file: File,
-    first_page: Mapping,
     /// The trunks that it reads from.
     trunks: Vec<Trunk>,
     /// What the parent had inherited itself.
@@ -33,19 +32,14 @@ impl Bequest {
     }
 }
 
-impl Drop for Bequest {
-    fn drop(&mut self) {
-        self.first_page.bequest().released.store(1, Relaxed);
-    }
-}
-
 /// All bequests of a run.
 #[derive(Debug, Default)]
 pub struct Bequests {
     /// Those whose heir has not come yet: its number, and how long it may take.
     waiting: Vec<(u64, Instant, Rc<Bequest>)>,
-    /// All whose heirs have not all gone.
-    alive: Vec<Weak<Bequest>>,
+    /// All whose heirs have not all gone, and the pages where their parents are told when they have. That is said by
+    /// [`Bequests::release`] and not when one is dropped: we may end before those who read from it.
+    alive: Vec<(Weak<Bequest>, Mapping)>,
     /// Trunks that nobody has, but which heirs read from.
     orphans: Vec<Trunk>,
 }
@@ -61,13 +55,9 @@ impl Bequests {
     ) -> Result<()> {
         let file = File::from(file);
         sys::ensure_length(&file, AREAS_AT as u64).context("a bequest")?;
-        let bequest = Rc::new(Bequest {
-            first_page: Mapping::of(&file, AREAS_AT)?,
-            file,
-            trunks: trunks.to_vec(),
-            _before: inherited.to_vec(),
-        });
-        self.alive.push(Rc::downgrade(&bequest));
+        let first_page = Mapping::of(&file, AREAS_AT)?;
+        let bequest = Rc::new(Bequest { file, trunks: trunks.to_vec(), _before: inherited.to_vec() });
+        self.alive.push((Rc::downgrade(&bequest), first_page));
         self.waiting.push((number, Instant::now() + PATIENCE, bequest));
         Ok(())
     }
@@ -83,22 +73,25 @@ impl Bequests {
         Some(self.waiting.swap_remove(heir).2)
     }
 
-    /// No child comes any more.
-    pub fn close(&mut self) {
-        self.waiting.clear();
-    }
-
     /// Does a child still have to come?
     pub fn is_awaited(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Of trunks that their process has no more, those that are free. The others are once nobody reads from them.
+    /// Tells the parents of those who have all gone. Of trunks that their process has no more, those that are free. The
+    /// others are once nobody reads from them.
     pub fn release(&mut self, trunks: impl IntoIterator<Item = Trunk>) -> Vec<Trunk> {
         let now = Instant::now();
         self.waiting.retain(|(_, until, _)| *until > now);
-        self.alive.retain(|bequest| bequest.strong_count() > 0);
-        let alive: Vec<Rc<Bequest>> = self.alive.iter().filter_map(Weak::upgrade).collect();
+        self.alive.retain(|(bequest, first_page)| {
+            let has_heirs = bequest.strong_count() > 0;
+            if !has_heirs {
+                first_page.bequest().released.store(1, Relaxed);
+            }
+            has_heirs
+        });
+        let alive: Vec<Rc<Bequest>> =
+            self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()).collect();
         let all = std::mem::take(&mut self.orphans).into_iter().chain(trunks);
         let (read, free) = all.partition(|trunk| alive.iter().any(|bequest| bequest.trunks.contains(trunk)));
         self.orphans = read;
@@ -145,8 +138,9 @@ mod tests {
         assert_eq!(bequests.release([(0, 5)]), []);
         assert!(!released(&first_page) && !released(&second_page));
         drop(grandchild);
-        assert!(released(&first_page) && released(&second_page));
+        assert!(!released(&first_page) && !released(&second_page), "if we end now they still read");
         assert_eq!(bequests.release([]), [(0, 3), (1, 4), (0, 5)]);
+        assert!(released(&first_page) && released(&second_page));
     }
 
     #[test]
@@ -155,8 +149,9 @@ mod tests {
         let (file, page) = file();
         bequests.keep(7, file, &[(0, 1)], &[]).unwrap();
         bequests.cancel(7);
-        assert!(released(&page) && bequests.inherit(7).is_none());
+        assert!(bequests.inherit(7).is_none());
         assert_eq!(bequests.release([(0, 1)]), [(0, 1)]);
+        assert!(released(&page));
     }
 
     #[test]

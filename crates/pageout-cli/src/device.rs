@@ -140,6 +140,11 @@ impl Device {
         !full
     }
 
+    /// Processes that outlive us read from it: it is not emptied at the end.
+    pub fn leave_as_it_is(&mut self) {
+        self.held = None;
+    }
+
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.
     pub fn discard(&self, trunk: u64) {
         if self.discards {

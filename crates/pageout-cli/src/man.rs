@@ -37,7 +37,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
         &[
             "PATH is a block device, an existing file, or a new one. A file must have mode 0600. An existing file or \
              block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
-             end. A new file is made with mode 0600 and removed at the end; not in a directory that others can write: \
+             end, unless processes live on that read from them (PROCESSES). A new file is made with mode 0600 and removed at the end; not in a directory that others can write: \
              leave out --swap there, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
@@ -55,7 +55,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
             "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
-             SIGQUIT ends the wait, and they go on with the room that they have. Its standard input and output are \
+             SIGQUIT ends the wait, and they go on with the room that they have, which stays as it is in files and disks. Its standard input and output are \
              closed as soon as the program runs.",
             "Signals that are sent to pageout go on to the program. Those of the terminal (Ctrl-C, Ctrl-Z) reach both.",
             "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \

@@ -162,6 +162,11 @@ impl Mounts {
         }))
     }
 
+    /// Closes them, at the end, without a change to what they hold.
+    pub fn leave_as_they_are(&mut self) {
+        self.by_number.iter_mut().flatten().for_each(|mount| mount.device.leave_as_it_is());
+    }
+
     /// Takes trunks back that were lent.
     pub fn take_back(&mut self, lent: impl IntoIterator<Item = Trunk>) {
         for (number, trunk) in lent {

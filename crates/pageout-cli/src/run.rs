@@ -79,8 +79,9 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
-    let status = look_after(main, &signals, &mut server, Strays::new(config.strict))?;
+    let status = look_after(main, &signals, &mut server, Strays::new(config.strict));
     server.close();
+    let status = status?;
     if let Some(place) = place {
         server.report().write(place)?;
     }

@@ -116,6 +116,10 @@ impl Client {
     fn has_ended(&self) -> bool {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
     }
+
+    fn counters(&self) -> Counters {
+        Counters::of(self.stats.stats(), self.pid)
+    }
 }
 
 /// A process that has no keeper any more and has not ended yet.
@@ -502,7 +506,7 @@ impl Server {
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
         self.seats.leave(client.seat);
-        self.report.keep(Counters::of(client.stats.stats(), client.pid));
+        self.report.keep(client.counters());
         say::debug(format_args!("{} ({}): over", client.pid, client.name));
     }
 
@@ -511,14 +515,25 @@ impl Server {
         self.mounts.take_back(self.bequests.release(lent));
     }
 
-    /// Lets go of those that are still served, and keeps their counters: the run is over for us.
+    /// Lets go of those that are still served, and keeps their counters: the run is over for us. Those that live on
+    /// keep the room that they have.
     pub fn close(&mut self) {
         self.report.set_peak(self.seats.tree().peak());
-        let clients = self.connections.drain(..).filter_map(|connection| connection.client);
-        let clients: Vec<Client> =
-            clients.chain(self.leaving.drain(..).map(|leaving| leaving.client)).collect();
+        // Who has no keeper any more is held by us alone, and would read zeros.
+        let now = Instant::now();
+        self.leaving.iter_mut().for_each(|leaving| leaving.deadline = leaving.deadline.map(|_| now));
+        self.judge_leaving();
+        let mut clients: Vec<Client> =
+            self.connections.drain(..).filter_map(|connection| connection.client).collect();
+        let some_live = clients.iter().any(|client| !client.has_ended()) || self.bequests.is_awaited();
+        clients.extend(self.leaving.drain(..).map(|leaving| leaving.client));
+        if some_live {
+            // All stays as it is if we are killed: which trunks the living read from, their own, those of parents
+            // and those that parents wait to use again, none of them can tell us any more.
+            clients.iter().for_each(|client| self.report.keep(client.counters()));
+            return self.mounts.leave_as_they_are();
+        }
         clients.into_iter().for_each(|client| self.bury(client));
-        self.bequests.close();
         self.take_back([]);
         self.report.set_lost(self.mounts.iter().map(|(_, mount)| mount.lent().0).sum());
     }

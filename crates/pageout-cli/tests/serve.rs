@@ -9,7 +9,7 @@ mod common;
 mod sys;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
+use pageout::swap::heir::AREAS_AT;
 use pageout::tree::TREE_BYTES;
 use pageout::wire::{Kind, Message, Settings, ENV_RUN, NONE, TRUNK_SLOTS, VERSION};
 use pageout_uffd::fd::IntoRawFd;
@@ -59,6 +60,18 @@ impl Keeper {
             .unwrap();
     }
 
+    /// Keeps a bequest for a child of a fork that is about to come.
+    fn bequeath(&self, token: u64, file: &File) {
+        let message = Message::new(Kind::Bequest, token, 0, 0);
+        sys::send(self.socket.as_fd(), message.as_bytes(), &[file.as_fd()]).unwrap();
+    }
+
+    /// Asks for it; whether it is there.
+    fn inherits(&self, token: u64) -> bool {
+        self.say(Kind::Inherit, token, 0, 0);
+        self.hear().is_some_and(|(answer, _)| answer.a == token)
+    }
+
     fn log(&self, level: u64, text: &str) {
         let message = Message::with_text(Kind::Log, level, text.as_bytes());
         sys::send(self.socket.as_fd(), message.as_bytes(), &[]).unwrap();
@@ -90,6 +103,8 @@ fn role() {
         "trunks" => trunks_role(),
         "successor" => successor_role(),
         "stranded" => stranded_role(),
+        "stranded daemon" => stranded_daemon_role(),
+        "survivor" => survivor_role(),
         "leaver" => leaver_role(),
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
@@ -191,6 +206,11 @@ fn trunks_are_lent_once_and_come_back() {
 
 /// Its keeper dies while a page is out: it must not read that page as zeros.
 fn stranded_role() {
+    println!("read {}", stranded());
+}
+
+/// The same; says `alone` by a file before it reads. What it read, if it ever does.
+fn stranded() -> u8 {
     let len = 4096;
     // SAFETY: a new private mapping.
     let page = unsafe {
@@ -207,9 +227,9 @@ fn stranded_role() {
     // What a keeper that is killed does: everything of its own is closed, in whatever order.
     drop(keeper);
     drop(uffd);
+    File::create("alone").unwrap();
     // SAFETY: our mapping.
-    let value = unsafe { page.cast::<u8>().read_volatile() };
-    println!("read {value}");
+    unsafe { page.cast::<u8>().read_volatile() }
 }
 
 #[test]
@@ -260,7 +280,7 @@ fn a_process_whose_engine_stops_is_stopped() {
 
 /// Leaves a process behind that is served for a while.
 fn daemon_role() {
-    if std::env::var_os("PAGEOUT_TEST_CHILD").is_some() {
+    if is_child() {
         let (keeper, ..) = Keeper::served();
         println!("serving");
         std::io::stdout().flush().unwrap();
@@ -269,16 +289,28 @@ fn daemon_role() {
         File::create("daemon-was-served").unwrap();
         return;
     }
-    let mut child = myself("daemon");
-    let mut child = child.env("PAGEOUT_TEST_CHILD", "1").stdout(Stdio::piped()).spawn().unwrap();
-    // Only when it is served may we end.
-    let mut out = String::new();
-    while !out.contains("serving") {
-        let mut byte = [0];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
-        out.push(byte[0] as char);
-    }
+    leave("daemon");
+}
+
+/// Ends and leaves a child that is served: only when it says so may we end.
+fn leave(role: &str) -> ! {
+    let mut child = myself(role);
+    let child = child.env("PAGEOUT_TEST_CHILD", "1").stdout(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.unwrap(), "serving");
     exit(5);
+}
+
+fn read_until(mut from: impl Read, word: &str) {
+    let mut read = String::new();
+    while !read.contains(word) {
+        let mut byte = [0];
+        from.read_exact(&mut byte).unwrap();
+        read.push(byte[0] as char);
+    }
+}
+
+fn is_child() -> bool {
+    std::env::var_os("PAGEOUT_TEST_CHILD").is_some()
 }
 
 #[test]
@@ -292,15 +324,83 @@ fn processes_that_the_program_left_are_served_to_their_end() {
     assert!(begin.elapsed() >= Duration::from_millis(600));
 }
 
-#[test]
-fn a_signal_ends_the_wait_for_them() {
-    let place = Place::new();
-    let child = prepared(&place, "daemon", &["-v", "-s", "mem,size=64M", "--"]).spawn().unwrap();
-    thread::sleep(Duration::from_millis(300));
+/// Leaves a process that has a page on a device and a child that reads from there, as after a fork.
+fn survivor_role() {
+    if !is_child() {
+        leave("survivor");
+    }
+    let (parent, _, _, devices) = Keeper::served();
+    assert_eq!(parent.lease(0), 0);
+    devices[0].write_all_at(&[7; 4096], 4096).unwrap();
+    let bequest = sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap();
+    let page = sys::Mapping::of(&bequest, AREAS_AT).unwrap();
+    parent.bequeath(1, &bequest);
+    let (heir, ..) = Keeper::served();
+    assert!(heir.inherits(1));
+    println!("serving");
+    std::io::stdout().flush().unwrap();
+    assert!(parent.hear().is_none(), "the run ends");
+    // All that it does has been done when it has gone.
+    thread::sleep(Duration::from_millis(200));
+    let mut kept = [0; 4096];
+    devices[0].read_exact_at(&mut kept, 4096).unwrap();
+    let released = page.bequest().released.load(Relaxed);
+    let len = devices[0].metadata().unwrap().len();
+    std::fs::write("kept", format!("{} {released} {len}", kept[0])).unwrap();
+}
+
+/// Runs `role` until it has ended and `sign`, a file, is there, and ends the run's wait.
+#[track_caller]
+fn interrupted(place: &Place, role: &str, sign: Option<&str>, args: &[&str]) -> Ended {
+    let mut run = prepared(place, role, &[&["-v"], args].concat()).spawn().unwrap();
+    read_until(
+        run.stderr.as_mut().unwrap(),
+        "the program has ended; staying for the processes that it left\n",
+    );
+    while sign.is_some_and(|sign| !place.path(sign).exists()) {
+        thread::sleep(Duration::from_millis(1));
+    }
     // SAFETY: a child that is not reaped yet.
-    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-    let ended = wait(child);
-    assert!(ended.status == 5 || ended.status == 143, "{ended:?}");
+    unsafe { libc::kill(run.id() as i32, libc::SIGTERM) };
+    wait(run)
+}
+
+#[test]
+fn those_who_outlive_the_run_keep_what_they_have_out() {
+    let place = Place::new();
+    place.file("empty", b"", 0o600);
+    for (spec, len) in
+        [("mem,size=64M", 64 << 20), ("new,size=64M", 64 << 20), ("empty,size=128M", 128 << 20)]
+    {
+        let ended = interrupted(&place, "survivor", None, &["-s", spec, "--stats=out", "--"]);
+        assert_eq!((ended.status, ended.err.as_str()), (5, ""), "{spec}");
+        let kept = std::fs::read_to_string(place.path("kept")).unwrap();
+        assert_eq!(kept, format!("7 0 {len}"), "{spec}");
+        let json: serde_json::Value =
+            serde_json::from_reader(File::open(place.path("out")).unwrap()).unwrap();
+        assert_eq!(json["processes"].as_array().unwrap().len(), 2);
+        assert_eq!(json["swap_lost_bytes"], 0);
+    }
+    assert!(!place.path("new").exists());
+}
+
+/// Leaves a process whose keeper dies.
+fn stranded_daemon_role() {
+    if !is_child() {
+        leave("stranded daemon");
+    }
+    println!("serving");
+    std::io::stdout().flush().unwrap();
+    std::fs::write("read", [stranded()]).unwrap();
+}
+
+#[test]
+fn who_has_no_keeper_does_not_outlive_the_run() {
+    let place = Place::new();
+    let ended = interrupted(&place, "stranded daemon", Some("alone"), &["-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 5);
+    assert!(ended.err.ends_with("killed, so that it cannot go on with zeros\n"), "{}", ended.err);
+    assert!(!place.path("read").exists());
 }
 
 /// Its keeper finds nothing to do.
