@@ -90,39 +90,43 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
 /// Serves until the program has ended, and those that it left; its exit status.
 fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Strays) -> Result<i32> {
-    let mut ended: Option<(i32, Instant)> = None;
+    let mut ended = None;
+    // Since when nobody who is served lives any more, and the program neither.
+    let mut deserted = None;
     let mut said = false;
     loop {
-        let patience = ended.map(|(_, at)| (at + LAST_WORDS).saturating_duration_since(Instant::now()));
-        if let (Some((status, _)), Some(patience)) = (ended, patience) {
-            let living = server.has_living();
-            // Of what the program left, some may be about to say hello.
-            let more = !patience.is_zero() && tree::has_children_but(&server.known());
-            if (server.is_idle() && !more) || (!living && patience.is_zero()) {
-                return Ok(status);
-            }
-            if living && !said {
-                say::info("the program has ended; staying for the processes that it left");
-                said = true;
+        if let Some(status) = ended {
+            if server.has_living() {
+                deserted = None;
+                if !said {
+                    say::info("the program has ended; staying for the processes that it left");
+                    said = true;
+                }
+            } else {
+                let patient = deserted.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS;
+                // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
+                // do without us, however long it takes.
+                let more = (patient || server.awaits_heirs()) && tree::has_children_but(&server.known());
+                if !more && (server.is_idle() || !patient) {
+                    return Ok(status);
+                }
             }
         }
-        // Once the last words are due, those who stay decide how long.
-        let patience = patience.filter(|patience| !patience.is_zero());
         // A child that says nothing ends without a word to us, too.
-        let soon = patience.map(|_| Duration::from_millis(20));
-        let timeout = patience.into_iter().chain(soon).chain([strays.due_in()]).min();
+        let soon = deserted.map(|_| Duration::from_millis(20));
+        let timeout = soon.into_iter().chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
                 (number, None) if signal.from_process => sys::kill(main, number),
-                (number, Some((status, _))) if ENDING.contains(&number) => return Ok(status),
+                (number, Some(status)) if ENDING.contains(&number) => return Ok(status),
                 _ => {}
             }
         }
         while let Some((pid, status)) = sys::reap() {
             if pid == main {
-                ended = Some((status, Instant::now()));
+                ended = Some(status);
             }
         }
         if strays.due_in().is_zero() {

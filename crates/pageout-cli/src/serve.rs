@@ -212,7 +212,8 @@ impl Server {
     pub fn known(&mut self) -> HashSet<i32> {
         self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
         let clients = self.clients().map(|client| client.pid);
-        let keepers = self.connections.iter().filter(|c| !c.looks).map(|connection| connection.peer);
+        let keepers =
+            self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
         clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
     }
 
@@ -224,6 +225,11 @@ impl Server {
     /// Whether any keeper is connected, or its process not yet gone.
     pub fn is_idle(&self) -> bool {
         self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
+    }
+
+    /// Whether a fork's child has not come yet for what it inherits.
+    pub fn awaits_heirs(&self) -> bool {
+        self.bequests.is_awaited()
     }
 
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.

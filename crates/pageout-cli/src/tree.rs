@@ -49,13 +49,35 @@ pub fn descendants(root: i32) -> Vec<Process> {
     below(root, pids.filter_map(Process::of).collect())
 }
 
-/// Has the calling process, whose only thread this is, children that are not among `known` and have not ended?
+/// Has the calling process, which reaps in this thread only, children that are not among `known` and have not ended,
+/// or is about to get them from one that is ending?
 pub fn has_children_but(known: &HashSet<i32>) -> bool {
-    let me = std::process::id();
-    let Ok(list) = fs::read_to_string(format!("/proc/{me}/task/{me}/children")) else { return false };
-    let children =
-        list.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(|pid| !known.contains(pid));
-    children.filter_map(Process::of).any(|child| !child.ending)
+    let me = std::process::id() as i32;
+    loop {
+        let children = children_of(me);
+        if children.iter().any(|pid| !known.contains(pid) && lives_or_leaves(*pid)) {
+            return true;
+        }
+        // Else one may have come from its parent to us in between: none goes, for nobody else reaps them.
+        if children_of(me) == children {
+            return false;
+        }
+    }
+}
+
+/// Whether a process has not ended, nor all of its children when it is about to.
+fn lives_or_leaves(pid: i32) -> bool {
+    Process::of(pid)
+        .is_some_and(|process| !process.ending || children_of(pid).into_iter().any(lives_or_leaves))
+}
+
+/// The children of all threads of a process.
+fn children_of(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 fn below(root: i32, all: Vec<Process>) -> Vec<Process> {

@@ -105,6 +105,7 @@ fn role() {
         "stranded" => stranded_role(),
         "stranded daemon" => stranded_daemon_role(),
         "survivor" => survivor_role(),
+        "relay" => relay_role(),
         "leaver" => leaver_role(),
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
@@ -310,7 +311,12 @@ fn read_until(mut from: impl Read, word: &str) {
 }
 
 fn is_child() -> bool {
-    std::env::var_os("PAGEOUT_TEST_CHILD").is_some()
+    generation() > 0
+}
+
+/// How many have handed over before this one.
+fn generation() -> u32 {
+    std::env::var("PAGEOUT_TEST_CHILD").map_or(0, |number| number.parse().unwrap())
 }
 
 #[test]
@@ -322,6 +328,46 @@ fn processes_that_the_program_left_are_served_to_their_end() {
     assert_eq!(ended.err, "pageout: the program has ended; staying for the processes that it left\n");
     assert!(place.path("daemon-was-served").exists());
     assert!(begin.elapsed() >= Duration::from_millis(600));
+}
+
+/// Each leaves another and ends at once: the second is served when the first second is over; the third has something
+/// to inherit and takes longer than a second to come.
+fn relay_role() {
+    let next = || -> ! {
+        let number = (generation() + 1).to_string();
+        let _next = myself("relay").env("PAGEOUT_TEST_CHILD", number).stdout(Stdio::null()).spawn().unwrap();
+        exit(0);
+    };
+    match generation() {
+        0 => leave("relay"),
+        1 => {
+            let (_keeper, ..) = Keeper::served();
+            println!("serving");
+            std::io::stdout().flush().unwrap();
+            thread::sleep(Duration::from_millis(1100));
+            next()
+        }
+        2 => {
+            thread::sleep(Duration::from_millis(200));
+            let (keeper, ..) = Keeper::served();
+            keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+            next()
+        }
+        _ => {
+            thread::sleep(Duration::from_millis(1200));
+            assert!(Keeper::served().0.inherits(1));
+            File::create("inherited").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_run_stays_while_processes_hand_over() {
+    let place = Place::new();
+    // Quiet: who takes longer than a second is told of.
+    let ended = run(&place, "relay", &["-q", "-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (5, ""));
+    assert!(place.path("inherited").exists());
 }
 
 /// Leaves a process that has a page on a device and a child that reads from there, as after a fork.
