@@ -48,9 +48,10 @@ pub struct Device {
     grows: bool,
     /// It was said that its file system is full.
     told_full: bool,
-    /// The first page, if it is a header of swap: nobody writes there, and it is put back at the end all the same.
-    header: Option<Box<[u8; PAGE as usize]>>,
-    /// The length that a file of the user's had: it is emptied and cut back at the end.
+    /// The first page is a header of swap, where nobody writes.
+    header: bool,
+    /// What is ours of a file of the user's: as much as its header speaks of, or all. It is emptied at the end, and one
+    /// without a header cut back to it.
     held: Option<u64>,
     /// A name that we made.
     _made: Option<Made>,
@@ -69,7 +70,7 @@ impl Device {
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
             priority: spec.priority.unwrap_or(-2 - index as i32),
-            flags: u32::from(discards) | u32::from(spec.rotational) << 1 | u32::from(header.is_some()) << 2,
+            flags: u32::from(discards) | u32::from(spec.rotational) << 1 | u32::from(header) << 2,
             slots: trunks * TRUNK_SLOTS,
             serial: index as u64,
         };
@@ -148,7 +149,7 @@ impl Device {
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.
     pub fn discard(&self, trunk: u64) {
         if self.discards {
-            let kept = if trunk == 0 && self.header.is_some() { PAGE } else { 0 };
+            let kept = if trunk == 0 && self.header { PAGE } else { 0 };
             let at = trunk * TRUNK.0 + kept;
             let done = sys::discard(&self.file, self.is_block_device, at, TRUNK.0 - kept);
             if let Err(error) = done {
@@ -160,17 +161,14 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Some(held) = self.held {
-            // Leaves it as it was, empty, and nothing of the program's memory in it.
-            let emptied = sys::zero_range(&self.file, held).and_then(|()| self.file.set_len(held));
-            if let Err(error) = emptied {
-                say::info(format_args!("{}: not emptied: {}", self.name, sys::reason(&error)));
-            }
-        }
-        if let Some(header) = &self.header {
-            if let Err(error) = self.file.write_all_at(header.as_slice(), 0) {
-                say::warning(format_args!("{}: header not put back: {}", self.name, sys::reason(&error)));
-            }
+        let Some(held) = self.held else { return };
+        // Leaves it as it was, empty, and nothing of the program's memory in it.
+        let emptied = match self.header {
+            true => sys::zero_range(&self.file, PAGE, held - PAGE),
+            false => sys::zero_range(&self.file, 0, held).and_then(|()| self.file.set_len(held)),
+        };
+        if let Err(error) = emptied {
+            say::info(format_args!("{}: not emptied: {}", self.name, sys::reason(&error)));
         }
     }
 }
@@ -193,7 +191,7 @@ struct Opened {
     size: Bytes,
     discards: bool,
     is_block_device: bool,
-    header: Option<Box<[u8; PAGE as usize]>>,
+    header: bool,
     held: Option<u64>,
     made: Option<Made>,
 }
@@ -282,7 +280,7 @@ impl Opened {
     }
 
     fn ours(file: Option<File>, name: String, size: Bytes, made: Option<Made>) -> Self {
-        Self { file, name, size, discards: true, is_block_device: false, header: None, held: None, made }
+        Self { file, name, size, discards: true, is_block_device: false, header: false, held: None, made }
     }
 
     /// A file or block device of the user's.
@@ -323,15 +321,16 @@ impl Opened {
         let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
         let header = header_of(&file, &name, held)?;
         // What lies behind the swap that the header speaks of is somebody else's.
-        let (header, room) = header.map_or((None, held), |(page, room)| (Some(page), room));
-        if header.is_none() && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
+        let room = header.unwrap_or(held);
+        let header = header.is_some();
+        if !header && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
             bail!("{name}: holds data that is not swap; run mkswap {name} if it may go, or name a new file");
         }
         let size = match spec.size {
-            Some(size) if kind.is_block_device() && size.0 > room => {
+            Some(size) if (header || kind.is_block_device()) && size.0 > room => {
                 bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(room))
             }
-            Some(size) if kind.is_block_device() || size.0 <= room => size,
+            Some(size) if size.0 <= room => size,
             None if held > 0 => Bytes(room),
             _ => {
                 let size = room_for(path, spec)?;
@@ -349,7 +348,7 @@ impl Opened {
             discards: spec.discard || held == 0,
             is_block_device: kind.is_block_device(),
             header,
-            held: kind.is_file().then_some(held),
+            held: kind.is_file().then_some(room),
             made: None,
         })
     }
@@ -412,8 +411,8 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     Ok(size)
 }
 
-/// The first page, if it is a header of swap, and the bytes that it speaks of. One that is wrong is refused.
-fn header_of(file: &File, name: &str, held: u64) -> Result<Option<(Box<[u8; PAGE as usize]>, u64)>> {
+/// The bytes that a header of swap speaks of, if there is one. One that is wrong is refused.
+fn header_of(file: &File, name: &str, held: u64) -> Result<Option<u64>> {
     let mut first = vec![0; held.min(HEADER_MAX) as usize];
     file.read_exact_at(&mut first, 0).map_err(|e| cannot(name, "be read", &e))?;
     let header = match Header::parse(&first, held) {
@@ -424,8 +423,7 @@ fn header_of(file: &File, name: &str, held: u64) -> Result<Option<(Box<[u8; PAGE
     if !header.bad_pages().is_empty() {
         bail!("{name}: its header lists {} bad pages; name a device without", header.bad_pages().len());
     }
-    let page = first[..PAGE as usize].try_into().expect("a page was parsed");
-    Ok(Some((Box::new(page), (u64::from(header.last_page()) + 1) * PAGE)))
+    Ok(Some((u64::from(header.last_page()) + 1) * PAGE))
 }
 
 /// Whether the kernel swaps to this file.

@@ -280,12 +280,12 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     fallocate(file, 0, offset, len)
 }
 
-/// Makes the first `len` bytes of a file read as zeros and keeps the room that they have.
-pub fn zero_range(file: &File, len: u64) -> io::Result<()> {
+/// Makes a range of a file read as zeros and keeps the room that it has.
+pub fn zero_range(file: &File, offset: u64, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
     }
-    fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 0, len)
+    fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
 }
 
 fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {

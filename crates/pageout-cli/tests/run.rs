@@ -178,12 +178,25 @@ fn files_of_the_user_are_left_as_they_were() {
     let file = fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).unwrap();
     let script =
-        "tr '\\0' x < /dev/zero | dd of=swap bs=4096 count=3 iflag=fullblock conv=notrunc 2>/dev/null";
-    let ended = finish(&mut place.pageout(["run", "-s", "swap", "sh", "-c", script]));
-    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
-    let after = fs::read(&path).unwrap();
+        "tr '\\0' x < /dev/zero | dd of=swap bs=4096 count=3 seek=1 iflag=fullblock conv=notrunc 2>/dev/null";
+    let run = || {
+        let ended = finish(&mut place.pageout(["run", "-s", "swap", "sh", "-c", script]));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+        fs::read(&path).unwrap()
+    };
+    let after = run();
     assert_eq!(after.len(), 64 << 20);
     assert!(after[..4096] == header && after[4096..].iter().all(|byte| *byte == 0));
+
+    // What lies behind the swap is not swap's.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 64 << 20).unwrap();
+    let after = run();
+    assert!(after[..4096] == header && after[4096..64 << 20].iter().all(|byte| *byte == 0));
+    assert!(after[64 << 20..].iter().all(|byte| *byte == 1));
+    let ended = finish(&mut place.pageout(["run", "-s", "swap,size=128M", "true"]));
+    let line = "pageout: swap: size=128M is more than it has, 64M; leave size= out\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    assert_eq!(fs::metadata(&path).unwrap().len(), (64 << 20) + 4096);
 
     let path = place.file("empty", b"", 0o600);
     let ended = finish(&mut place.pageout(["run", "-s", "empty,size=64M", "stat", "-c", "%s", "empty"]));
