@@ -162,13 +162,19 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let Some(held) = self.held else { return };
-        // Leaves it as it was, empty, and nothing of the program's memory in it.
+        // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
         let emptied = match self.header {
             true => sys::zero_range(&self.file, PAGE, held - PAGE),
-            false => sys::zero_range(&self.file, 0, held).and_then(|()| self.file.set_len(held)),
+            false => sys::zero_range(&self.file, 0, held)
+                .or_else(|_| self.file.set_len(0))
+                .and_then(|()| self.file.set_len(held)),
         };
         if let Err(error) = emptied {
-            say::info(format_args!("{}: not emptied: {}", self.name, sys::reason(&error)));
+            say::warning(format_args!(
+                "{}: not emptied: {}; it holds what was the program's memory, overwrite it",
+                self.name,
+                sys::reason(&error)
+            ));
         }
     }
 }

@@ -280,12 +280,13 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     fallocate(file, 0, offset, len)
 }
 
-/// Makes a range of a file read as zeros and keeps the room that it has.
+/// Makes a range of a file read as zeros and keeps the room that it has, where the file system can: tmpfs cannot.
 pub fn zero_range(file: &File, offset: u64, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
     }
     fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
+        .or_else(|_| discard(file, false, offset, len))
 }
 
 fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {

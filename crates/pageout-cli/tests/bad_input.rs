@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{finish, is_root, set_mode, Place};
+use common::{can_unshare, finish, is_root, set_mode, Place};
 
 /// Runs `pageout run ARGS`, which must fail with `status` and say exactly `line`.
 #[track_caller]
@@ -186,11 +186,6 @@ fn swap_paths() {
     let ended = finish(&mut place.pageout(["run", "-s", "new,size=900000T", "true"]));
     assert!(ended.err.starts_with("pageout: .: size=878.9P, but its file system has only "), "{}", ended.err);
     assert!(ended.err.ends_with(" free; free some, or give less\n"), "{}", ended.err);
-}
-
-/// Whether a command in a mount namespace of its own can be had.
-fn can_unshare() -> bool {
-    Command::new("unshare").args(["-m", "true"]).output().is_ok_and(|output| output.status.success())
 }
 
 #[test]

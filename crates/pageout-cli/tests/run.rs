@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{finish, wait, Place};
+use common::{can_unshare, finish, wait, Place};
 
 #[track_caller]
 fn status_of(place: &Place, script: &str) -> i32 {
@@ -202,6 +202,25 @@ fn files_of_the_user_are_left_as_they_were() {
     let ended = finish(&mut place.pageout(["run", "-s", "empty,size=64M", "stat", "-c", "%s", "empty"]));
     assert_eq!(ended.out, format!("{}\n", 64 << 20));
     assert_eq!(fs::metadata(path).unwrap().len(), 0);
+}
+
+/// tmpfs cannot make zeros where there is something, only holes.
+#[test]
+fn files_on_tmpfs_are_emptied_too() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("tmp")).unwrap();
+    let script = format!(
+        "mount -t tmpfs -o mode=700 none tmp && truncate -s 64M tmp/swap && chmod 600 tmp/swap &&
+         {} run -s tmp/swap dd if=/bin/sh of=tmp/swap seek=9 conv=notrunc status=none &&
+         stat -c %s tmp/swap && tr -d '\\0' < tmp/swap | wc -c",
+        env!("CARGO_BIN_EXE_pageout")
+    );
+    let mut command = place.prepared("unshare");
+    let ended = finish(command.args(["-m", "sh", "-c", &script]).current_dir(place.path(".")));
+    assert_eq!((ended.err.as_str(), ended.out), ("", format!("{}\n0\n", 64 << 20)));
 }
 
 #[test]

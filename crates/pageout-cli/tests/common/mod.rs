@@ -100,6 +100,11 @@ pub fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
+/// Whether a command in a mount namespace of its own can be had.
+pub fn can_unshare() -> bool {
+    Command::new("unshare").args(["-m", "true"]).output().is_ok_and(|output| output.status.success())
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub struct Ended {
