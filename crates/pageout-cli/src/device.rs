@@ -1,8 +1,9 @@
 //! The swap devices of a run: opening what a [`Spec`] names, safely, and what is wrong with it in one line.
 //!
 //! What is written there is the program's memory, so nobody else may read it: files have mode 0600, names are made
-//! without following links, and where others could put a name in our way only a file without a name will do. What
-//! a user's file or disk held before is not ours to destroy: it must be empty or carry the signature of swap.
+//! without following links, and where others could put a name in our way only a file without a name will do. A file
+//! that is there must be the user's own, or root's. What a user's file or disk held before is not ours to destroy: it
+//! must be empty or carry the signature of swap.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
@@ -251,20 +252,7 @@ impl Opened {
     /// A file that is not there yet.
     fn new(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
         let name = path.display().to_string();
-        let directory = match path.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        let about = fs::metadata(directory).map_err(|e| {
-            anyhow!("{name}: its directory: {}; make it, or name another file", sys::reason(&e))
-        })?;
-        if about.mode() & 0o022 != 0 {
-            let shown = directory.display();
-            bail!(
-                "{name}: others can write {shown}; name a file in a directory of your own, or leave out --swap and \
-                 set TMPDIR={shown} for a file without a name"
-            );
-        }
+        let directory = safe_directory(path, &name)?;
         let size = room_for(directory, spec)?;
         if dry {
             sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
@@ -300,6 +288,9 @@ impl Opened {
         if !kind.is_file() && !kind.is_block_device() {
             bail!("{name}: neither a file nor a block device; name one of these");
         }
+        if kind.is_file() {
+            safe_directory(path, &name)?;
+        }
         // Names of disks are links often (/dev/disk/by-id); a link to a file could be a trap.
         let link_flag = if kind.is_block_device() { 0 } else { libc::O_NOFOLLOW };
         // On a block device O_EXCL fails while it is mounted or swapped on.
@@ -315,6 +306,9 @@ impl Opened {
                 _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
             })?;
         let about = file.metadata()?;
+        if kind.is_file() && ![0, sys::euid()].contains(&about.uid()) {
+            bail!("{name}: belongs to user {}; name a file of your own", about.uid());
+        }
         if kind.is_file() && about.mode() & 0o077 != 0 {
             bail!(
                 "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
@@ -358,6 +352,24 @@ impl Opened {
             made: None,
         })
     }
+}
+
+/// The directory of a file, in which nobody else may put another in its place.
+fn safe_directory<'a>(path: &'a Path, name: &str) -> Result<&'a Path> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let about = fs::metadata(directory)
+        .map_err(|e| anyhow!("{name}: its directory: {}; make it, or name another file", sys::reason(&e)))?;
+    if about.mode() & 0o022 != 0 {
+        let shown = directory.display();
+        bail!(
+            "{name}: others can write {shown}; name a file in a directory of your own, or leave out --swap and \
+             set TMPDIR={shown} for a file without a name"
+        );
+    }
+    Ok(directory)
 }
 
 /// `NAME: cannot WHAT: why`.

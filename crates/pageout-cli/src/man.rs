@@ -35,10 +35,11 @@ const SECTIONS: [(&str, &[&str]); 11] = [
     (
         "SWAP DEVICES",
         &[
-            "PATH is a block device, an existing file, or a new one. A file must have mode 0600. An existing file or \
+            "PATH is a block device, an existing file, or a new one. A file must have mode 0600, belong to the user or root, and \
+             lie in a directory that only its owner can write. An existing file or \
              block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
-             end, unless processes live on that read from them (PROCESSES). A new file is made with mode 0600 and removed at the end; not in a directory that others can write: \
-             leave out --swap there, for a file without a name. mem is memory that counts for nobody's limit \
+             end, unless processes live on that read from them (PROCESSES). A new file is made with mode 0600 and removed at the end. Where others can write \
+             leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
              reserve (the larger of 1 GiB and 5 %). pri= works as in swapon(8): higher is used first, equal ones in \

@@ -179,6 +179,17 @@ fn swap_paths() {
         "{}: others can write shared; name a file in a directory of your own, or leave out --swap and set \
          TMPDIR=shared for a file without a name"
     });
+    // Nor one that is there: another could be put in its place.
+    place.sparse("shared/there", 64 << 20);
+    swap_refused(&place, "shared/there", {
+        "{}: others can write shared; name a file in a directory of your own, or leave out --swap and set \
+         TMPDIR=shared for a file without a name"
+    });
+    if is_root() {
+        let theirs = place.sparse("theirs", 64 << 20);
+        std::os::unix::fs::chown(theirs, Some(65534), None).unwrap();
+        swap_refused(&place, "theirs", "{}: belongs to user 65534; name a file of your own");
+    }
     refused(&place, &["-s", "twice,size=64M", "-s", "twice,size=64M", "true"], 125, {
         "twice: in use by another device of this run or by another pageout; name another file"
     });
