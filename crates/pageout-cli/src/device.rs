@@ -64,9 +64,6 @@ impl Device {
         let Opened { file, name, size, discards, is_block_device, header, held, made } =
             Opened::of(spec, false)?;
         let file = file.expect("only a dry run leaves it out");
-        if sys::lock_exclusively(&file).is_err() {
-            bail!("{name}: in use by another device of this run or by another pageout; name another file");
-        }
         let trunks = size.0 / TRUNK.0;
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
@@ -267,6 +264,7 @@ impl Opened {
             .open(path)
             .map_err(|e| cannot(&name, "be made", &e))?;
         let made = Made(path.to_owned());
+        take(&file, &name)?;
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));
         }
@@ -318,6 +316,8 @@ impl Opened {
         if kind.is_file() && is_swapped_on(&about) {
             bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
         }
+        // Before it is judged by what it holds, which is another's while it is in use.
+        take(&file, &name)?;
         let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
         let header = header_of(&file, &name, held)?;
         // What lies behind the swap that the header speaks of is somebody else's.
@@ -352,6 +352,14 @@ impl Opened {
             made: None,
         })
     }
+}
+
+/// Takes a file that others can name for this device alone, as long as it is open.
+fn take(file: &File, name: &str) -> Result<()> {
+    if sys::lock_exclusively(file).is_err() {
+        bail!("{name}: in use by another device of this run or by another pageout; name another file");
+    }
+    Ok(())
 }
 
 /// The directory of a file, in which nobody else may put another in its place.

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 
 use common::{can_unshare, finish, is_root, set_mode, Place};
@@ -190,6 +191,13 @@ fn swap_paths() {
         std::os::unix::fs::chown(theirs, Some(65534), None).unwrap();
         swap_refused(&place, "theirs", "{}: belongs to user 65534; name a file of your own");
     }
+    // Whatever another run has written there by now.
+    let busy = std::fs::File::open(place.file("busy", &[b'x'; 8192], 0o600)).unwrap();
+    // SAFETY: takes integers only.
+    unsafe { libc::flock(busy.as_raw_fd(), libc::LOCK_EX) };
+    swap_refused(&place, "busy", {
+        "{}: in use by another device of this run or by another pageout; name another file"
+    });
     refused(&place, &["-s", "twice,size=64M", "-s", "twice,size=64M", "true"], 125, {
         "twice: in use by another device of this run or by another pageout; name another file"
     });
