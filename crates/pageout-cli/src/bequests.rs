@@ -21,6 +21,8 @@ pub struct Bequest {
     file: File,
     /// The trunks that it reads from.
     trunks: Vec<Trunk>,
+    /// The devices that it reads from, by their numbers, with those of `_before`.
+    devices: u64,
     /// What the parent had inherited itself.
     _before: Vec<Rc<Bequest>>,
 }
@@ -56,7 +58,11 @@ impl Bequests {
         let file = File::from(file);
         sys::ensure_length(&file, AREAS_AT as u64).context("a bequest")?;
         let first_page = Mapping::of(&file, AREAS_AT)?;
-        let bequest = Rc::new(Bequest { file, trunks: trunks.to_vec(), _before: inherited.to_vec() });
+        let own = trunks.iter().map(|(device, _)| 1 << device);
+        let devices =
+            own.chain(inherited.iter().map(|bequest| bequest.devices)).fold(0, |all, some| all | some);
+        let bequest =
+            Rc::new(Bequest { file, trunks: trunks.to_vec(), devices, _before: inherited.to_vec() });
         self.alive.push((Rc::downgrade(&bequest), first_page));
         self.waiting.push((number, Instant::now() + PATIENCE, bequest));
         Ok(())
@@ -76,6 +82,17 @@ impl Bequests {
     /// Does a child still have to come?
     pub fn is_awaited(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// The same, for something on this device?
+    pub fn is_awaited_on(&self, device: usize) -> bool {
+        self.waiting.iter().any(|(.., bequest)| bequest.devices & 1 << device != 0)
+    }
+
+    /// Until one is not waited for any longer, which [`Bequests::release`] sees to.
+    pub fn due_in(&self) -> Option<Duration> {
+        let until = self.waiting.iter().map(|(_, until, _)| *until).min()?;
+        Some(until.saturating_duration_since(Instant::now()))
     }
 
     /// Tells the parents of those who have all gone. Of trunks that their process has no more, those that are free. The
@@ -152,6 +169,21 @@ mod tests {
         assert!(bequests.inherit(7).is_none());
         assert_eq!(bequests.release([(0, 1)]), [(0, 1)]);
         assert!(released(&page));
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_nor_for_what_is_elsewhere() {
+        let mut bequests = Bequests::default();
+        assert_eq!(bequests.due_in(), None);
+        bequests.keep(1, file().0, &[(0, 3)], &[]).unwrap();
+        let child = bequests.inherit(1).unwrap();
+        bequests.keep(2, file().0, &[(2, 1)], &[child]).unwrap();
+        assert_eq!([0, 1, 2].map(|device| bequests.is_awaited_on(device)), [true, false, true]);
+        assert!(bequests.due_in().is_some_and(|due| due > PATIENCE / 2));
+        bequests.waiting[0].1 = Instant::now();
+        assert_eq!(bequests.due_in(), Some(Duration::ZERO));
+        assert_eq!(bequests.release([(2, 1)]), [(2, 1)]);
+        assert!(bequests.due_in().is_none() && !bequests.is_awaited());
     }
 
     #[test]

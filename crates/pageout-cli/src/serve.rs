@@ -237,7 +237,8 @@ impl Server {
         let now = Instant::now();
         let judgement = self.leaving.iter().filter_map(|l| l.deadline).min();
         let judgement = judgement.map(|at| at.saturating_duration_since(now));
-        let timeout = timeout.into_iter().chain(judgement).chain([self.seats.due_in()]).min();
+        let due = [Some(self.seats.due_in()), self.bequests.due_in()];
+        let timeout = timeout.into_iter().chain(judgement).chain(due.into_iter().flatten()).min();
 
         let mut watched = vec![(others, libc::POLLIN)];
         let mut what = Vec::new();
@@ -274,6 +275,9 @@ impl Server {
             self.part_from(connection);
         }
         self.judge_leaving();
+        if self.bequests.due_in().is_some_and(|due| due.is_zero()) {
+            self.take_back([]);
+        }
         self.settle_switches();
         self.share_out();
         if accept {

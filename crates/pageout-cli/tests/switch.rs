@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
+use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{DeviceSettings, Kind, Message, Settings, ENV_RUN, NONE, TRUNK_SLOTS, VERSION};
 
 const ROLE: &str = "PAGEOUT_TEST_ROLE";
@@ -81,6 +82,7 @@ fn role() {
     match role.as_str() {
         "on and off" => on_and_off(),
         "interrupted" => interrupted(),
+        "childless" => childless(),
         "crossing" => crossing(),
         "refusals" => refusals(),
         "others" => others(),
@@ -236,6 +238,33 @@ fn crossing() {
 #[test]
 fn who_let_it_go_is_given_it_again() {
     succeeds("crossing");
+}
+
+/// A child that was killed during its fork never comes for what it inherits.
+fn childless() {
+    let keeper = Keeper::new();
+    assert_eq!(keeper.lease(0), 0);
+    let bequest = sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap();
+    let message = Message::new(Kind::Bequest, 1, 0, 0);
+    sys::send(keeper.socket.as_fd(), message.as_bytes(), &[bequest.as_fd()]).unwrap();
+    does(&["swapon", "mem,size=64M"]);
+    drop(keeper.given());
+    let off = pageout(&["swapoff", "mem2"]).spawn().unwrap();
+    keeper.told(Kind::Off, 1, 1);
+    keeper.gone(1, 1);
+    assert_eq!(wait(off).status, 0, "nothing of it is there");
+    let mut off = pageout(&["swapoff", "mem"]).spawn().unwrap();
+    keeper.told(Kind::Off, 0, 0);
+    keeper.gone(0, 0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(off.try_wait().unwrap().is_none(), "it may still come");
+    say(&keeper.socket, Kind::Cancel, 1, 0, 0);
+    assert_eq!(wait(off).status, 0);
+}
+
+#[test]
+fn a_child_that_does_not_come_holds_up_only_what_it_would_read() {
+    succeeds("childless");
 }
 
 fn refusals() {

@@ -183,7 +183,7 @@ impl Server {
                 }
             }
             // A fork's child that has not come yet may inherit something there.
-            if self.clients().any(|client| client.has & bit != 0) || self.bequests.is_awaited() {
+            if self.clients().any(|client| client.has & bit != 0) || self.bequests.is_awaited_on(number) {
                 continue;
             }
             // Trunks of the dead from which children read, who have nothing there any more either.
