@@ -1,7 +1,7 @@
 //! `pageout run`: starts the program with the agent preloaded, serves its processes, ends as it ends.
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
-//! of signals while it lives: those that a process sends to us go on to the program; those that the kernel sends to
+//! of signals while it lives: those that are sent to us alone go on to the program; those that the kernel sends to
 //! the whole group (Ctrl-C) reach it without us. When it has ended and other processes of the tree live on (daemons),
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then.
 
@@ -32,9 +32,24 @@ use crate::tree;
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+/// Those of clocks, which may have been set before we were executed: the kernel's are the program's, too.
+const CLOCKS: [i32; 3] = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
+/// What the kernel says to the first of a session alone when its terminal goes away.
+const HANGUP: [i32; 2] = [libc::SIGHUP, libc::SIGCONT];
 /// Other signals that are the program's affair; those of real time are as well. Not those of job control: the
-/// terminal stops the whole group, and we must stop with it for the shell to notice.
-const OTHERS: [i32; 5] = [libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, libc::SIGWINCH, libc::SIGCONT];
+/// terminal stops the whole group, and we must stop with it for the shell to notice. Nor those of our own faults.
+const OTHERS: [i32; 10] = [
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+    libc::SIGIO,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+    libc::SIGSYS,
+];
 
 /// How long the keepers of ended processes may take to say what they have to say.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -52,6 +67,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     if options.dry_run {
         return dry_run(&config, specs, &program);
     }
+    let dispositions = sys::Dispositions::change();
     let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
@@ -59,7 +75,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let settings = settings(&config);
     let mut server = Server::start(devices, settings)?;
 
-    let watched: Vec<i32> = ENDING.into_iter().chain(OTHERS).chain([libc::SIGCHLD]).collect();
+    let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
     let signals = Signals::block(&watched).context("signals")?;
     sys::become_subreaper().context("subreaper")?;
     // A process of the tree takes three descriptors here.
@@ -70,7 +86,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .args(&options.command[1..])
         .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
         .env(ENV_RUN, server.socket_path());
-    signals.restore_in(&mut command, open_files);
+    signals.restore_in(&mut command, dispositions, open_files);
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();
@@ -119,8 +135,11 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
-                (number, None) if signal.from_process => sys::kill(main, number),
-                (number, Some(status)) if ENDING.contains(&number) => return Ok(status),
+                (number, None) if signal.from_process || is_for_us_alone(number) => sys::kill(main, number),
+                // nohup(1) wants what was left to stay as well.
+                (number, Some(status)) if ENDING.contains(&number) && !sys::is_ignored(number) => {
+                    return Ok(status);
+                }
                 _ => {}
             }
         }
@@ -133,6 +152,11 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
             strays.look(&server.known());
         }
     }
+}
+
+/// Whether a signal that the kernel sent to us did not go to the program as well.
+fn is_for_us_alone(number: i32) -> bool {
+    CLOCKS.contains(&number) || HANGUP.contains(&number) && sys::leads_session()
 }
 
 /// All but the devices, which come and go.

@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Minus one means: look at errno.
@@ -332,6 +333,51 @@ pub fn die_of_broken_pipes() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Whether SIGPIPE was ignored when we were started. std ignores it before `main`, and gives children its default.
+static BROKEN_PIPES_IGNORED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn look_at_broken_pipes() {
+    BROKEN_PIPES_IGNORED.store(is_ignored(libc::SIGPIPE), Relaxed);
+}
+
+/// Called by the C library, before std's runtime is.
+#[used]
+#[link_section = ".init_array"]
+static BEFORE_STD: extern "C" fn() = look_at_broken_pipes;
+
+/// Whether a signal is ignored.
+pub fn is_ignored(number: i32) -> bool {
+    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: room for one sigaction, for which zeroed is valid; nothing is changed.
+    unsafe {
+        libc::sigaction(number, std::ptr::null(), now.as_mut_ptr());
+        now.assume_init_ref().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// What signals did when we were started, where we want it otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct Dispositions([(i32, libc::sighandler_t); 3]);
+
+impl Dispositions {
+    /// Takes SIGCHLD back to its default (ignored, the kernel would keep no exit status) and ignores SIGXFSZ: a file
+    /// that grows beyond its limit is an error then, and has its line.
+    pub fn change() -> Self {
+        // SAFETY: neither needs a handler.
+        let set = |number, to| (number, unsafe { libc::signal(number, to) });
+        let pipe = if BROKEN_PIPES_IGNORED.load(Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+        Self([set(libc::SIGCHLD, libc::SIG_DFL), set(libc::SIGXFSZ, libc::SIG_IGN), (libc::SIGPIPE, pipe)])
+    }
+
+    /// As it was. Async-signal-safe.
+    fn restore(&self) {
+        for (number, before) in self.0 {
+            // SAFETY: exec left no handlers, so these are none.
+            unsafe { libc::signal(number, before) };
+        }
+    }
+}
+
 /// A signal that arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Signal {
@@ -346,17 +392,14 @@ pub struct Signal {
 pub struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
-    child_before: libc::sigaction,
 }
 
 impl Signals {
-    /// Blocks `numbers` and those of real time, and takes SIGCHLD back to its default (ignored, the kernel would
-    /// keep no exit status). Call it before there are threads.
+    /// Blocks `numbers` and those of real time. Call it before there are threads.
     pub fn block(numbers: &[i32]) -> io::Result<Self> {
         let mut set = MaybeUninit::zeroed();
         let mut before = MaybeUninit::zeroed();
-        let mut child_before = MaybeUninit::zeroed();
-        // SAFETY: all pointers are to room of the right type, zeroed is valid for all three; the descriptor is new.
+        // SAFETY: all pointers are to room of the right type, zeroed is valid for both; the descriptor is new.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for &number in numbers {
@@ -366,10 +409,8 @@ impl Signals {
                 libc::sigaddset(set.as_mut_ptr(), number);
             }
             libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
-            let default = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
-            libc::sigaction(libc::SIGCHLD, &default, child_before.as_mut_ptr());
             let fd = own(check(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?);
-            Ok(Self { fd, before: before.assume_init(), child_before: child_before.assume_init() })
+            Ok(Self { fd, before: before.assume_init() })
         }
     }
 
@@ -387,13 +428,13 @@ impl Signals {
     }
 
     /// Makes `command` start with the signals and the limit of open files that we were started with.
-    pub fn restore_in(&self, command: &mut Command, open_files: u64) {
-        let (before, child_before) = (self.before, self.child_before);
+    pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64) {
+        let before = self.before;
         // SAFETY: the closure runs between fork and exec and makes system calls only.
         unsafe {
             command.pre_exec(move || {
                 set_soft_limit(libc::RLIMIT_NOFILE, open_files);
-                libc::sigaction(libc::SIGCHLD, &child_before, std::ptr::null_mut());
+                dispositions.restore();
                 libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 Ok(())
             });
@@ -417,6 +458,12 @@ pub fn reap() -> Option<(i32, i32)> {
             if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) };
         (pid, code)
     })
+}
+
+/// Whether we are the first of our session: the kernel tells us alone when its terminal goes away.
+pub fn leads_session() -> bool {
+    // SAFETY: takes integers only.
+    unsafe { libc::getsid(0) == libc::getpid() }
 }
 
 /// Sends a signal to a process that we have not reaped.

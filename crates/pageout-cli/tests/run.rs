@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::process::Stdio;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,19 +78,98 @@ fn preload_is_appended_to_and_the_socket_is_private() {
 #[test]
 fn signals_from_processes_are_forwarded() {
     let place = Place::new();
-    for (signal, name) in
-        [(libc::SIGTERM, "TERM"), (libc::SIGUSR1, "USR1"), (libc::SIGINT, "INT"), (libc::SIGHUP, "HUP")]
-    {
-        let script =
-            format!("trap 'echo got {name}; exit 3' {name}; echo ready; while :; do sleep 0.05; done");
-        let mut child = place.pageout(["run", "sh", "-c", &script]).spawn().unwrap();
-        let mut ready = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    for signal in [
+        libc::SIGTERM,
+        libc::SIGINT,
+        libc::SIGHUP,
+        libc::SIGUSR1,
+        libc::SIGXCPU,
+        libc::SIGVTALRM,
+        libc::SIGPROF,
+        libc::SIGIO,
+        libc::SIGPWR,
+        libc::SIGSTKFLT,
+        libc::SIGXFSZ,
+        libc::SIGSYS,
+        libc::SIGRTMIN(),
+    ] {
+        let child = ready(&mut traps(&place, signal));
         // SAFETY: a child that is not reaped yet.
         unsafe { libc::kill(child.id() as i32, signal) };
-        let ended = wait(child);
-        assert_eq!((ended.out.as_str(), ended.status), (format!("got {name}\n").as_str(), 3));
+        assert_trapped(child, signal);
     }
+}
+
+/// A program that waits for a signal, under `pageout run`.
+fn traps(place: &Place, signal: i32) -> Command {
+    let script =
+        format!("trap 'echo got {signal}; exit 3' {signal}; echo ready; while :; do sleep 0.02; done");
+    place.pageout(["run", "sh", "-c", &script])
+}
+
+#[track_caller]
+fn assert_trapped(child: Child, signal: i32) {
+    let ended = wait(child);
+    assert_eq!((ended.out.as_str(), ended.status), (format!("got {signal}\n").as_str(), 3));
+}
+
+/// Starts a program that says when it is ready.
+fn ready(command: &mut Command) -> Child {
+    let mut child = command.spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    child
+}
+
+/// A clock that was set before `pageout` was executed is the program's.
+#[test]
+fn an_alarm_is_forwarded() {
+    let place = Place::new();
+    let mut command = traps(&place, libc::SIGALRM);
+    let set = || {
+        // SAFETY: takes integers only.
+        unsafe { libc::alarm(1) };
+        Ok(())
+    };
+    // SAFETY: what is called between fork and exec is one system call.
+    unsafe { command.pre_exec(set) };
+    assert_trapped(ready(&mut command), libc::SIGALRM);
+}
+
+/// The first of a session is told alone that the terminal goes away.
+#[test]
+fn a_terminal_that_goes_away_is_told_of() {
+    let place = Place::new();
+    let (mut terminal, mut side) = (0, 0);
+    let none = std::ptr::null_mut();
+    // SAFETY: room for two descriptors, which are new and ours; the others may be null.
+    let (terminal, side) = unsafe {
+        assert_eq!(libc::openpty(&mut terminal, &mut side, none, none.cast(), none.cast()), 0);
+        libc::fcntl(terminal, libc::F_SETFD, libc::FD_CLOEXEC);
+        (OwnedFd::from_raw_fd(terminal), OwnedFd::from_raw_fd(side))
+    };
+    let mut command = traps(&place, libc::SIGHUP);
+    let number = side.as_raw_fd();
+    // SAFETY: between fork and exec, takes integers only.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            libc::ioctl(number, libc::TIOCSCTTY, 0);
+            Ok(())
+        })
+    };
+    let child = ready(&mut command);
+    drop((terminal, side));
+    assert_trapped(child, libc::SIGHUP);
+}
+
+#[test]
+fn a_file_beyond_the_limit_of_file_sizes_is_refused() {
+    let place = Place::new();
+    let script = format!("ulimit -f 1000; exec {} run -s new,size=64M true", env!("CARGO_BIN_EXE_pageout"));
+    let ended = finish(place.prepared("sh").args(["-c", &script]).current_dir(place.path(".")));
+    let line = "pageout: new: cannot grow to 64M: file too large; give a smaller one with ,size=\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    assert!(!place.path("new").exists());
 }
 
 #[test]
@@ -99,6 +180,11 @@ fn signals_start_as_they_were() {
     let expected = finish(place.prepared("sh").args(["-c", script]));
     let ended = finish(&mut place.pageout(["run", "sh", "-c", script]));
     assert_eq!(ended.out, expected.out);
+    let ignored = |run: &str| {
+        let script = format!("trap '' PIPE XFSZ CHLD HUP; exec {run} {script}");
+        finish(place.prepared("sh").args(["-c", &script])).out
+    };
+    assert_eq!(ignored(&format!("{} run", env!("CARGO_BIN_EXE_pageout"))), ignored(""));
     let limit = finish(&mut place.pageout(["run", "sh", "-c", "ulimit -Sn"]));
     assert_eq!(limit.out, finish(place.prepared("sh").args(["-c", "ulimit -Sn"])).out);
 }
@@ -277,12 +363,9 @@ fn settings_come_from_everywhere() {
 
 #[test]
 fn stops_and_goes_on_with_its_group() {
-    use std::os::unix::process::CommandExt;
     let place = Place::new();
     let script = "echo ready; sleep 0.3; echo on";
-    let mut child = place.pageout(["run", "sh", "-c", script]).process_group(0).spawn().unwrap();
-    let mut ready = [0; 6];
-    child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let child = ready(place.pageout(["run", "sh", "-c", script]).process_group(0));
     let state = |pid: u32| {
         fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1[..1].to_owned()
     };

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{exit, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
@@ -398,7 +399,9 @@ fn survivor_role() {
 /// Runs `role` until it has ended and `sign`, a file, is there, and ends the run's wait.
 #[track_caller]
 fn interrupted(place: &Place, role: &str, sign: Option<&str>, args: &[&str]) -> Ended {
-    let mut run = prepared(place, role, &[&["-v"], args].concat()).spawn().unwrap();
+    let mut command = prepared(place, role, &[&["-v"], args].concat());
+    // SAFETY: between fork and exec, takes integers only.
+    let mut run = unsafe { command.pre_exec(ignore_hangups).spawn().unwrap() };
     read_until(
         run.stderr.as_mut().unwrap(),
         "the program has ended; staying for the processes that it left\n",
@@ -406,9 +409,20 @@ fn interrupted(place: &Place, role: &str, sign: Option<&str>, args: &[&str]) -> 
     while sign.is_some_and(|sign| !place.path(sign).exists()) {
         thread::sleep(Duration::from_millis(1));
     }
+    let id = run.id() as i32;
     // SAFETY: a child that is not reaped yet.
-    unsafe { libc::kill(run.id() as i32, libc::SIGTERM) };
+    let send = |signal| unsafe { libc::kill(id, signal) };
+    send(libc::SIGHUP);
+    thread::sleep(Duration::from_millis(50));
+    assert!(run.try_wait().unwrap().is_none(), "ignored at the start, it ends nothing");
+    send(libc::SIGTERM);
     wait(run)
+}
+
+fn ignore_hangups() -> std::io::Result<()> {
+    // SAFETY: needs no handler.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    Ok(())
 }
 
 #[test]
