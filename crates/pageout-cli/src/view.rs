@@ -105,13 +105,14 @@ impl View {
 }
 
 impl DeviceView {
-    /// What there is to see of a device.
-    pub fn of(Mount { device, leaving, .. }: &Mount, used_bytes: u64) -> Self {
+    /// What there is to see of a device. `named`: the bytes that processes name there, who share some since a fork.
+    pub fn of(mount: &Mount, named: u64) -> Self {
+        let Mount { device, leaving, .. } = mount;
         Self {
             name: device.shown(),
             kind: device.kind().into(),
             size_bytes: device.trunks * TRUNK.0,
-            used_bytes,
+            used_bytes: named.min(mount.lent().0),
             priority: device.settings.priority,
             leaving: *leaving,
         }

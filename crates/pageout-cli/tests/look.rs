@@ -25,19 +25,22 @@ use serde_json::Value;
 const ROLE: &str = "PAGEOUT_TEST_ROLE";
 const MIB: u64 = 1 << 20;
 
-/// A keeper that has counted something. With the role `two` another process has as well, and ends at once.
+/// A keeper that has counted something. With the role `two` another process has as well, and ends at once; with `shares`
+/// it names more than it has.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let path = PathBuf::from(std::env::var_os(ENV_RUN).expect("run names its socket"));
     let socket = sys::connect_to(&path).unwrap();
     let (_, fds) = ask(&socket, &Message::new(Kind::Hello, u64::from(std::process::id()), 0, VERSION));
+    ask(&socket, &Message::new(Kind::Lease, 1, 0, 0));
     let page = sys::Mapping::of(&File::from(fds.into_iter().next().unwrap()), STATS_BYTES).unwrap();
     let stats = page.stats();
     stats.limit_bytes.store(64 * MIB, Relaxed);
     stats.resident_bytes.store(48 * MIB, Relaxed);
     stats.swapped_pages.store(3 * MIB / 4096, Relaxed);
-    stats.device_pages[1].store(3 * MIB / 4096, Relaxed);
+    let named = if role == "shares" { 300 * MIB } else { 3 * MIB };
+    stats.device_pages[1].store(named / 4096, Relaxed);
     stats.pgfault.store(1000, Relaxed);
     stats.pswpin.store(100, Relaxed);
     stats.active.store(1, Relaxed);
@@ -193,6 +196,15 @@ fn all_that_there_is_to_see() {
     }
     over(run);
     assert_eq!(here.shows(&["show"]), "");
+}
+
+/// After forks several processes name the same slots.
+#[test]
+fn no_more_is_used_than_is_lent() {
+    let here = Here::new();
+    let run = here.start("shares");
+    assert!(here.shows(&["show", "--raw", "--noheadings"]).contains("/x file 192M 64M -3\n"));
+    over(run);
 }
 
 #[test]

@@ -121,10 +121,12 @@ impl Server {
                 .sum();
             needed += on(number).saturating_sub(spare).next_multiple_of(TRUNK.0);
         }
+        // Processes that share slots since a fork name the same more than once.
+        let lent = self.mounts.iter().find(|(of, _)| *of == number).map_or(0, |(_, mount)| mount.lent().0);
         let elsewhere = self.mounts.iter().filter(|(other, _)| *other != number);
         let free: u64 = elsewhere.map(|(_, mount)| mount.free_bytes()).sum();
         let below = self.settings.limit_bytes.saturating_sub(self.seats.tree().used());
-        (needed, free.saturating_add(below))
+        (needed.min(lent), free.saturating_add(below))
     }
 
     /// A process says that nothing of it is on a device, and that it is closed there.
