@@ -29,7 +29,8 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              as fast as it can, by 128 MiB while as many threads as there are CPUs do. What was worse is in \
              resident_peak_bytes.",
             "The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
-             into it (static, setuid, cleared environment), is said once for each program, or killed with --strict.",
+             into it (static, setuid, cleared environment), is said once for each program, or killed with --strict. What another \
+             pageout run started below keeps that one's limit.",
         ],
     ),
     (

@@ -2,10 +2,11 @@
 //!
 //! The agent says hello before `main`, and a fork's child before it goes on. So a process that looks at /proc find
 //! without a connection for a second has none to come; unless the machine is so busy that its keeper, which is there,
-//! had no time to say it.
+//! had no time to say it; or it is stopped, or another `pageout run` limits it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,9 @@ impl Strays {
     pub fn look(&mut self, known: &HashSet<i32>) {
         let me = std::process::id() as i32;
         let all = tree::descendants(me);
-        let alone = all.iter().filter(|p| !p.ending && !known.contains(&p.pid));
+        // Who is stopped may not have come to its first instruction: its time begins when it goes on.
+        let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
+        let alone = alone.filter(|process| !is_of_another_run(process, &all));
         // Or is one. Keepers are our children.
         let has_keeper = |process: &Process| {
             let others = all.iter().filter(|other| other.pid != process.pid);
@@ -88,6 +91,19 @@ impl Strays {
             say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", reason(*pid, &link)));
         }
     }
+}
+
+/// Whether another `pageout run` below us looks after a process, or it is one.
+fn is_of_another_run(process: &Process, all: &[Process]) -> bool {
+    let parent = |process: &&Process| all.iter().find(|other| other.pid == process.parent);
+    std::iter::successors(Some(process), parent).any(|process| is_pageout(process.pid))
+}
+
+/// Whether a process executes the same file as we do.
+fn is_pageout(pid: i32) -> bool {
+    let file =
+        |pid: &str| fs::metadata(format!("/proc/{pid}/exe")).map(|about| (about.dev(), about.ino())).ok();
+    file(&pid.to_string()).is_some_and(|theirs| file("self") == Some(theirs))
 }
 
 /// Why a process has no agent.

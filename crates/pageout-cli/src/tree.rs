@@ -17,6 +17,8 @@ pub struct Process {
     pub started: u64,
     /// It has ended, or is about to.
     pub ending: bool,
+    /// It is stopped, by a signal or by who traces it.
+    pub stopped: bool,
 }
 
 impl Process {
@@ -38,6 +40,7 @@ impl Process {
             name: name.to_owned(),
             started: fields.get(19)?.parse().ok()?,
             ending: matches!(*fields.first()?, "Z" | "X") || flags & PF_EXITING != 0,
+            stopped: matches!(*fields.first()?, "T" | "t"),
         })
     }
 }
@@ -137,7 +140,7 @@ mod tests {
     use super::*;
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid, parent, name: "x".into(), started: 1, ending: false }
+        Process { pid, parent, name: "x".into(), started: 1, ending: false, stopped: false }
     }
 
     #[test]
@@ -145,7 +148,7 @@ mod tests {
         let line = "12 (a) (b c) S 3 4 5 0 -1 4194308 1 2 3 4 5 6 7 8 20 0 1 0 777 9 10";
         let read = Process::parse(line).unwrap();
         assert_eq!((read.pid, read.parent, read.name.as_str(), read.started), (12, 3, "a) (b c", 777));
-        assert!(read.ending);
+        assert!(read.ending && !read.stopped);
         assert_eq!(Process::parse("12 (a) S"), None);
     }
 

@@ -112,6 +112,8 @@ fn role() {
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
         "aside" => aside_role(),
+        "nest" => nest_role(),
+        "halted" => halted_role(),
         "rude" => rude_role(),
         other => panic!("no role {other}"),
     }
@@ -495,6 +497,36 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     let killed = run(&place, "cleared", &["--strict", "-s", "mem,size=64M", "--"]);
     assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
     assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+}
+
+/// Starts another run.
+fn nest_role() {
+    let (_keeper, ..) = Keeper::served();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_pageout"));
+    let status = run.args(["run", "-q", "-s", "mem,size=64M", "sleep", "1.6"]).status().unwrap();
+    exit(status.code().unwrap_or(1));
+}
+
+/// Starts a program and stops it for a while.
+fn halted_role() {
+    let (_keeper, ..) = Keeper::served();
+    let mut child = Command::new("sleep").arg("0.1").env_clear().spawn().unwrap();
+    // SAFETY: a child that is not reaped yet.
+    let send = |signal| unsafe { libc::kill(child.id() as i32, signal) };
+    send(libc::SIGSTOP);
+    thread::sleep(Duration::from_millis(1600));
+    send(libc::SIGCONT);
+    exit(child.wait().unwrap().code().unwrap_or(1));
+}
+
+#[test]
+fn who_is_stopped_or_of_another_run_is_no_stray() {
+    let place = Place::new();
+    let tried = &|role| {
+        let ended = run(&place, role, &["--strict", "-s", "mem,size=64M", "--"]);
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{role}");
+    };
+    thread::scope(|scope| ["nest", "halted"].map(|role| scope.spawn(move || tried(role))).map(drop));
 }
 
 /// Says what nobody understands; others are served all the same.
