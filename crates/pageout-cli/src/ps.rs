@@ -42,7 +42,7 @@ fn rows(view: &View) -> impl Iterator<Item = Vec<String>> + '_ {
         };
         vec![
             process.pid().to_string(),
-            process.name.replace(char::is_control, "?"),
+            process.name.clone(),
             bytes("resident_bytes"),
             Bytes(process.counter("swapped_pages") * PAGE).to_string(),
             limit,

@@ -120,14 +120,17 @@ impl Run {
     }
 }
 
-/// Every run of the user that answers.
-fn all() -> Result<Vec<(Run, View)>> {
+/// Those that answer; of those that do not, the process number and what to say.
+type Found = (Vec<(Run, View)>, Vec<(i32, String)>);
+
+/// Every run of the user.
+fn all() -> Result<Found> {
     let directory = directory::runtime();
+    let (mut runs, mut silent) = (Vec::new(), Vec::new());
     if !directory.exists() {
-        return Ok(Vec::new());
+        return Ok((runs, silent));
     }
     directory::check_private(&directory)?;
-    let mut runs = Vec::new();
     for entry in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
         let path = entry?.path();
         // What refuses is left of a run that was killed.
@@ -141,18 +144,24 @@ fn all() -> Result<Vec<(Run, View)>> {
             Ok(Some(view)) => runs.push((run, view)),
             // It ended just now, or is of a version that knows no such question.
             Ok(None) => say::info(format_args!("run {pid}: has ended, or is of another version")),
-            Err(error) => say::warning(format_args!("run {pid}: {error:#}; left out")),
+            Err(error) => silent.push((pid, format!("run {pid}: {error:#}"))),
         }
     }
     runs.sort_by_key(|(run, _)| run.pid);
-    Ok(runs)
+    Ok((runs, silent))
 }
 
 /// The runs that `--run` means: all without it, else those that the number or name fits, at least one.
 pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
-    let runs = all()?;
+    let (runs, silent) = all()?;
+    let number = id.and_then(|id| id.parse::<i32>().ok());
+    for (run, why) in silent {
+        if number.is_some_and(|pid| tree::descends_from(pid, run)) {
+            bail!(why);
+        }
+        say::warning(format_args!("{why}; left out"));
+    }
     let Some(id) = id else { return Ok(runs) };
-    let number = id.parse::<i32>().ok();
     let is_number = |run: &(Run, View)| number.is_some_and(|pid| has(run, pid));
     let found: Vec<_> = match runs.iter().any(is_number) {
         true => runs.into_iter().filter(is_number).collect(),

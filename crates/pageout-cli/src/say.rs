@@ -33,8 +33,8 @@ pub fn level() -> u32 {
 /// Says one line, `pageout: ` in front. A standard error that is closed or full is nobody's concern.
 pub fn say(level: u32, line: impl fmt::Display) {
     if level <= self::level() {
-        // One write, so that lines of several processes do not mix.
-        let line = format!("pageout: {line}\n");
+        // One line, whatever stands in names; one write, so that lines of several processes do not mix.
+        let line = format!("pageout: {}\n", line.to_string().replace(char::is_control, "?"));
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 }

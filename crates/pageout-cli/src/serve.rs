@@ -420,7 +420,7 @@ impl Server {
                 client.held = Some(context.ok_or_else(|| anyhow!("sent no userfaultfd"))?);
             }
             (Some(Kind::Log), client) => {
-                let text = String::from_utf8_lossy(message.text()).replace(char::is_control, " ");
+                let text = String::from_utf8_lossy(message.text());
                 let who = client.as_ref().map(|client| client.pid).unwrap_or(connection.peer);
                 say::debug(format_args!("next line is from process {who}"));
                 say::say(message.a.min(u64::from(u32::MAX)) as u32, text);

@@ -71,7 +71,11 @@ fn summary<'a>(devices: impl Iterator<Item = &'a DeviceView>) -> String {
     let mut text = String::from("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
     for device in devices {
         let (size, used) = (device.size_bytes / KIB, device.used_bytes / KIB);
-        let name = device.name.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011");
+        let escape = |c: char| match c {
+            '\\' | ' ' | '\0'..='\x1f' | '\x7f' => format!("\\{:03o}", u32::from(c)),
+            _ => c.to_string(),
+        };
+        let name: String = device.name.chars().map(escape).collect();
         let blanks = " ".repeat(40usize.saturating_sub(name.len()).max(1));
         let tab = |number: u64| if number < 10_000_000 { "\t" } else { "" };
         let kind = if device.kind == "partition" { "partition" } else { &format!("{}\t", device.kind) };
@@ -97,13 +101,13 @@ mod tests {
         };
         let devices = [
             device("/dev/sda2", "partition", 3_906_556 << 10, 0, -2),
-            device("/a b", "file", 20_000_000 << 10, 12 << 10, 5),
+            device("/a b\n", "file", 20_000_000 << 10, 12 << 10, 5),
         ];
         assert_eq!(
             summary(devices.iter()),
             "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
              /dev/sda2                               partition\t3906556\t\t0\t\t-2\n\
-             /a\\040b                                 file\t\t20000000\t12\t\t5\n"
+             /a\\040b\\012                             file\t\t20000000\t12\t\t5\n"
         );
     }
 }

@@ -3,8 +3,11 @@
 /// A column: its heading, and whether it is of numbers, which stand at the right.
 pub type Column = (&'static str, bool);
 
-/// The rows under the headings, a blank between columns; columns are as wide as they must be.
+/// The rows under the headings, a blank between columns; columns are as wide as they must be. What cannot be seen is
+/// written as `?`.
 pub fn padded(columns: &[Column], rows: &[Vec<String>], headings: bool) -> String {
+    let seen = |row: &Vec<String>| row.iter().map(|cell| cell.replace(char::is_control, "?")).collect();
+    let rows: &[Vec<String>] = &rows.iter().map(seen).collect::<Vec<_>>();
     let width = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain(headings.then_some(columns[at].0.len())).max().unwrap_or(0)
@@ -61,6 +64,13 @@ mod tests {
         assert_eq!(padded(&COLUMNS, &rows(), true), "NAME   SIZE X\na file 1.5G y\nb        12\n");
         assert_eq!(padded(&COLUMNS, &[], true), "NAME SIZE X\n");
         assert_eq!(padded(&COLUMNS, &[], false), "");
+    }
+
+    #[test]
+    fn a_row_is_one_line() {
+        let rows = [["a\n\x1b[1mb", "1", ""].map(str::to_owned).into()];
+        assert_eq!(padded(&COLUMNS, &rows, false), "a??[1mb 1\n");
+        assert_eq!(raw(&COLUMNS, &rows, false), "a\\x0a\\x1b[1mb 1 \n");
     }
 
     #[test]
