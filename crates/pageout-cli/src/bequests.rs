@@ -79,6 +79,11 @@ impl Bequests {
         Some(self.waiting.swap_remove(heir).2)
     }
 
+    /// No child comes any more.
+    pub fn close(&mut self) {
+        self.waiting.clear();
+    }
+
     /// Does a child still have to come?
     pub fn is_awaited(&self) -> bool {
         !self.waiting.is_empty()

@@ -122,7 +122,7 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
                 let patient = deserted.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS;
                 // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
                 // do without us, however long it takes.
-                let more = (patient || server.awaits_heirs()) && tree::has_children_but(&server.known());
+                let more = server.awaits_heirs() || patient && tree::has_children_but(&server.known());
                 if !more && (server.is_idle() || !patient) {
                     return Ok(status);
                 }

@@ -227,9 +227,9 @@ impl Server {
         self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
     }
 
-    /// Whether a fork's child has not come yet for what it inherits.
-    pub fn awaits_heirs(&self) -> bool {
-        self.bequests.is_awaited()
+    /// Whether a fork's child may still come for what it inherits: one that was killed meanwhile does not.
+    pub fn awaits_heirs(&mut self) -> bool {
+        self.bequests.is_awaited() && tree::has_children_but(&self.known())
     }
 
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.
@@ -533,9 +533,10 @@ impl Server {
         let now = Instant::now();
         self.leaving.iter_mut().for_each(|leaving| leaving.deadline = leaving.deadline.map(|_| now));
         self.judge_leaving();
+        let awaits_heirs = self.awaits_heirs();
         let mut clients: Vec<Client> =
             self.connections.drain(..).filter_map(|connection| connection.client).collect();
-        let some_live = clients.iter().any(|client| !client.has_ended()) || self.bequests.is_awaited();
+        let some_live = clients.iter().any(|client| !client.has_ended()) || awaits_heirs;
         clients.extend(self.leaving.drain(..).map(|leaving| leaving.client));
         if some_live {
             // All stays as it is if we are killed: which trunks the living read from, their own, those of parents
@@ -544,6 +545,7 @@ impl Server {
             return self.mounts.leave_as_they_are();
         }
         clients.into_iter().for_each(|client| self.bury(client));
+        self.bequests.close();
         self.take_back([]);
         self.report.set_lost(self.mounts.iter().map(|(_, mount)| mount.lent().0).sum());
     }

@@ -112,6 +112,7 @@ fn role() {
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
         "aside" => aside_role(),
+        "bereaved" => bereaved_role(),
         "nest" => nest_role(),
         "halted" => halted_role(),
         "rude" => rude_role(),
@@ -444,6 +445,25 @@ fn those_who_outlive_the_run_keep_what_they_have_out() {
         assert_eq!(json["swap_lost_bytes"], 0);
     }
     assert!(!place.path("new").exists());
+}
+
+/// Ends after a fork whose child was killed before it came.
+fn bereaved_role() {
+    let (keeper, _, _, devices) = Keeper::served();
+    assert_eq!(keeper.lease(0), 0);
+    devices[0].write_all_at(&[7; 4096], 4096).unwrap();
+    keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+}
+
+#[test]
+fn a_child_that_never_came_leaves_nothing_in_files() {
+    let place = Place::new();
+    let swap = place.sparse("swap", 64 << 20);
+    let ended = run(&place, "bereaved", &["-s", "swap", "--stats=out", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert!(std::fs::read(swap).unwrap().iter().all(|byte| *byte == 0));
+    let json: serde_json::Value = serde_json::from_reader(File::open(place.path("out")).unwrap()).unwrap();
+    assert_eq!(json["swap_lost_bytes"], 0);
 }
 
 /// Leaves a process whose keeper dies.
