@@ -3,9 +3,11 @@
 mod api_support;
 
 use api_support::{fill, mixed, swap_on, verify, LIMIT, MIB, SLACK};
+use pageout::device::header::Header;
 use pageout::{Advice, Bytes, Error, Swap};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -241,6 +243,49 @@ fn a_child_has_no_regions() {
     });
 }
 
+/// An empty directory of a test's own.
+fn directory(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("pageout-api-{name}-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    directory
+}
+
+#[test]
+fn what_lies_behind_the_room_of_a_header_stays() {
+    watched(|| {
+        if swap().is_none() {
+            return;
+        }
+        const ROOM: u64 = 64 << 20;
+        let directory = directory("header");
+        let path = directory.join("swap");
+        let file =
+            fs::File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        let mut header = [0; 4096];
+        Header::new(ROOM, [1; 16], "").unwrap().encode(&mut header);
+        file.write_all_at(&header, 0).unwrap();
+        for at in (ROOM..3 * ROOM).step_by(MIB) {
+            file.write_all_at(&header, at).unwrap();
+        }
+        file.set_len(3 * ROOM).unwrap();
+        let spec = path.to_str().unwrap();
+        let refused = Swap::builder().memory(LIMIT).device(format!("{spec},size=192M")).build();
+        assert!(refused.unwrap_err().to_string().ends_with("its swap header is for 64M; give less, or none"));
+        let swap = swap_on(spec, |builder| builder).unwrap();
+        let mut region = swap.map(ROOM as usize + 4 * LIMIT.0 as usize).unwrap();
+        fill(region.as_mut_slice(), 6);
+        assert!(swap.is_full());
+        verify(region.as_slice(), 6);
+        let mut found = [0; 4096];
+        for at in (ROOM..3 * ROOM).step_by(MIB) {
+            file.read_exact_at(&mut found, at).unwrap();
+            assert!(found == header, "changed at {at:#x}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    });
+}
+
 #[test]
 fn errors_say_what_to_do() {
     let build = |spec: &str| Swap::builder().memory(LIMIT).device(spec).build().unwrap_err().to_string();
@@ -253,9 +298,7 @@ fn errors_say_what_to_do() {
     if swap().is_none() {
         return;
     }
-    let directory = std::env::temp_dir().join(format!("pageout-api-errors-{}", std::process::id()));
-    fs::create_dir(&directory).unwrap();
-    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    let directory = directory("errors");
     let name = |name: &str| directory.join(name).to_str().unwrap().to_owned();
     for (spec, says) in [
         (name(""), "name a file in it"),

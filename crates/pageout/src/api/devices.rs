@@ -88,7 +88,7 @@ impl Spec {
 
     /// Opens what the specification names; `index` is its place in the row of devices.
     pub(super) fn open(&self, index: usize) -> Result<Opened, Error> {
-        let (device, first) = match &self.place {
+        let (device, header) = match &self.place {
             Place::Memory => {
                 let size = self.size.unwrap_or_else(available_memory);
                 let device =
@@ -96,13 +96,21 @@ impl Spec {
                 let size = device.len() as u64;
                 return self.opened(index, Box::new(device), size, 0);
             }
-            Place::Unlinked => (self.create_unlinked()?, 0),
+            Place::Unlinked => (self.create_unlinked()?, None),
             Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
-            Place::Path(path) => (self.create(path)?, 0),
+            Place::Path(path) => (self.create(path)?, None),
         };
-        let size = device.size().map_err(|errno| self.refused(errno.into()))?;
-        let size = self.size.map_or(size, |asked| asked.0.min(size));
-        self.opened(index, Box::new(device), size, first)
+        // What lies behind the room that a header speaks of is not ours.
+        let room = match &header {
+            Some(header) => header.bytes(),
+            None => device.size().map_err(|errno| self.refused(errno.into()))?,
+        };
+        let size = self.size.unwrap_or(Bytes(room));
+        if size.0 > room {
+            let of = if header.is_some() { "its swap header is for" } else { "it has" };
+            return Err(self.wrong(format!("size={size}, but {of} {}; give less, or none", Bytes(room))));
+        }
+        self.opened(index, Box::new(device), size.0, header.is_some().into())
     }
 
     fn opened(&self, index: usize, device: Box<dyn Device>, size: u64, first: u64) -> Result<Opened, Error> {
@@ -146,17 +154,17 @@ impl Spec {
         Ok(device)
     }
 
-    /// A user's file or disk, and its first usable slot. It is empty or carries the signature of swap; else
-    /// it holds data that are not ours to destroy.
-    fn open_existing(&self, path: &Path) -> Result<(FileDevice, u64), Error> {
+    /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
+    /// data that are not ours to destroy.
+    fn open_existing(&self, path: &Path) -> Result<(FileDevice, Option<Header>), Error> {
         let device =
             FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
         let size = device.size().map_err(|errno| self.refused(errno.into()))?;
-        let first = match Header::read(&device, size) {
-            Ok(header) if header.bad_pages().is_empty() => 1,
+        let header = match Header::read(&device, size) {
+            Ok(header) if header.bad_pages().is_empty() => Some(header),
             Ok(_) => return Err(self.wrong("its header lists bad pages; name a device without".into())),
             Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
-            Err(_) if device.kind() != Kind::Block && is_hole(&device) => 0,
+            Err(_) if device.kind() != Kind::Block && is_hole(&device) => None,
             Err(error) => {
                 return Err(self.wrong(format!("{error}; run mkswap if its data may go, or name a new file")))
             }
@@ -165,7 +173,7 @@ impl Spec {
             let size = self.room_in(path, false)?;
             device.set_size(size).map_err(|errno| self.refused(errno.into()))?;
         }
-        Ok((device, first))
+        Ok((device, header))
     }
 
     /// How large a file of ours may be on the file system of `path`.

@@ -160,6 +160,11 @@ impl Header {
         self.last_page
     }
 
+    /// The bytes that the header speaks of, its own page included: what lies beyond is not for swap.
+    pub fn bytes(&self) -> u64 {
+        (u64::from(self.last_page) + 1) * PAGE as u64
+    }
+
     /// The device's UUID.
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
@@ -329,7 +334,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let header = Header::parse(&page(), LEN).unwrap();
-        assert_eq!(header.last_page(), 255);
+        assert_eq!((header.last_page(), header.bytes()), (255, LEN));
         assert_eq!(&header.uuid(), b"0123456789abcdef");
         assert_eq!(header.label(), b"swap here");
         assert!(!header.is_usable(0), "the header's own page");
