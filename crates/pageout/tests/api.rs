@@ -159,6 +159,23 @@ fn pinned_bytes_stay() {
     });
 }
 
+#[test]
+fn pins_of_the_same_bytes_end_before_their_count() {
+    watched(|| {
+        let built = Swap::builder().memory(Bytes::gib(16)).device("mem,size=64M").build();
+        let Ok(swap) = built.inspect_err(|reason| println!("skipped: {reason}")) else { return };
+        let region = swap.map(MIB).unwrap();
+        let mut pins: Vec<_> = (0..u16::MAX).map(|_| region.pin(65536..65537).unwrap()).collect();
+        // The bytes before those are pinned and let go again.
+        for range in [65536..65537, 0..65537] {
+            let refused = region.pin(range);
+            assert!(matches!(refused, Err(Error::Pins { most: u16::MAX, .. })), "{refused:?}");
+        }
+        pins.pop();
+        pins.push(region.pin(0..65537).unwrap());
+    });
+}
+
 /// Pages of bytes `range` that are in memory.
 fn resident_pages(region: &pageout::Region, range: std::ops::Range<usize>) -> usize {
     let start = (region.as_ptr() as usize + range.start) & !4095;

@@ -64,6 +64,15 @@ pub enum Error {
         /// What may be pinned at once: half of the limit.
         most: Bytes,
     },
+    /// The same bytes would be pinned more often than can be counted.
+    Pins {
+        /// The first byte asked for.
+        start: usize,
+        /// Past the last byte asked for.
+        end: usize,
+        /// How often 64 KiB can be pinned at once.
+        most: u16,
+    },
     /// The calling process is a fork's child: engine and regions are its parent's.
     Forked,
 }
@@ -98,6 +107,9 @@ impl fmt::Display for Error {
                 "cannot pin {asked} beside the {pinned} that are pinned: {most} of this limit can be; unpin some, or \
                  give more memory"
             ),
+            Self::Pins { start, end, most } => {
+                write!(f, "cannot pin bytes {start} to {end} once more: {most} pins have them; unpin some")
+            }
             Self::Forked => f.write_str(
                 "this is the child of a fork, and the regions are its parent's; open a Swap of its own here",
             ),

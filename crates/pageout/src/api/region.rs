@@ -6,6 +6,7 @@ use super::memory::Mapping;
 use super::swap::Inner;
 use super::{Bytes, Error};
 use crate::page::Tag;
+use crate::reclaim::HOLDS_MAX;
 use crate::space::{page_start, BLOCK, PAGE, UNIT};
 use core::fmt;
 use core::ops::Range;
@@ -180,13 +181,16 @@ impl Region {
     /// [`Delivery::Inline`](super::Delivery::Inline) only.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::Pin`], [`Error::Forked`], [`Error::Memory`].
+    /// [`Error::Range`], [`Error::Pin`], [`Error::Pins`], [`Error::Forked`], [`Error::Memory`].
     pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
         let (start, end) = self.pages(&range)?;
         let inner = &self.area.inner;
         let bytes = (end.next_multiple_of(UNIT) - (start & !(UNIT - 1))) as u64;
         inner.reserve_pins(bytes)?;
-        inner.quietly(|engine| engine.hold(start, end));
+        if !inner.quietly(|engine| engine.hold(start, end)) {
+            inner.pinned.fetch_sub(bytes, Relaxed);
+            return Err(Error::Pins { start: range.start, end: range.end, most: HOLDS_MAX });
+        }
         let pinned = Pinned { area: self.area.clone(), start, end, range, bytes };
         self.bring_in(start, end)?;
         Ok(pinned)

@@ -9,6 +9,9 @@ use crate::page::Tag;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use core::ops::Range;
 
+/// How often the same memory can be held at once.
+pub const HOLDS_MAX: u16 = u16::MAX;
+
 /// One unit of a range.
 struct Place {
     block_start: usize,
@@ -25,13 +28,20 @@ fn units(start: usize, end: usize) -> impl Iterator<Item = Place> {
 
 impl<K: Kernel> Engine<K> {
     /// From here on the units of a range do not leave, until [`Engine::release_hold`] was called as often.
-    /// What is out stays out until it is touched.
-    pub fn hold(&self, start: usize, end: usize) {
+    /// What is out stays out until it is touched. `false`: some unit is held [`HOLDS_MAX`] times, and nothing has changed.
+    #[must_use]
+    pub fn hold(&self, start: usize, end: usize) -> bool {
         for Place { block_start, first } in units(start, end) {
             let mut block = self.space.block_or_new(block_start).lock();
             let unit = block.unit_or_new(first, &self.space.spares);
-            unit.held = unit.held.checked_add(1).expect("fewer than 65536 hold the same memory");
+            if unit.held == HOLDS_MAX {
+                drop(block);
+                self.release_hold(start, block_start + first * PAGE);
+                return false;
+            }
+            unit.held += 1;
         }
+        true
     }
 
     /// Ends one [`Engine::hold`] of the same range.

@@ -12,6 +12,8 @@
 mod hold;
 pub mod policy;
 
+pub use hold::HOLDS_MAX;
+
 use crate::engine::{Engine, Swapin};
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
