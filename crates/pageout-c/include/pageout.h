@@ -82,7 +82,7 @@ pageout *pageout_open_inline(uint64_t memory_bytes, const char *const *devices, 
 
 /*
  * Ends the engine and unmaps every region that is left. swap is invalid afterwards, also for other threads. NULL is
- * allowed. In the child of a fork: only frees the handle.
+ * allowed. In the child of a fork: only frees the handle; all other calls but pageout_stats() fail there.
  */
 void pageout_close(pageout *swap);
 

@@ -3,21 +3,24 @@
 //! A handle owns its regions, by address, and its pins, by address and length. One lock guards both tables; it is
 //! held while a region is advised or pinned, not while one is mapped, unmapped or touched.
 
-use pageout::{Advice, Builder, Bytes, Delivery, Pinned, Region, Swap};
+use pageout::{Advice, Builder, Bytes, Delivery, Error, Pinned, Region, Swap};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::fmt::Display;
 use std::ops::Range;
+use std::process;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// `struct pageout` of the header.
 pub struct Handle {
     /// Before the swap, which their end needs nothing of; regions keep the engine.
     tables: Mutex<Tables>,
     swap: Swap,
+    /// Whose it is. In a fork's child the tables are as they were at that moment, and their lock, too.
+    process: u32,
 }
 
 #[derive(Default)]
@@ -27,8 +30,11 @@ struct Tables {
 }
 
 impl Handle {
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tables(&self) -> Result<MutexGuard<'_, Tables>, String> {
+        if process::id() != self.process {
+            return Err(Error::Forked.to_string());
+        }
+        Ok(self.tables.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -101,7 +107,9 @@ unsafe fn open(
 ) -> *mut Handle {
     // SAFETY: by contract.
     match unsafe { build(Swap::builder().memory(Bytes(memory_bytes)).delivery(delivery), devices, count) } {
-        Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
+        Ok(swap) => {
+            Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap, process: process::id() }))
+        }
         Err(why) => {
             fail(why);
             ptr::null_mut()
@@ -154,9 +162,14 @@ pub unsafe extern "C" fn pageout_open_inline(
 /// `swap` is NULL or an open handle that nobody uses any more.
 #[no_mangle]
 pub unsafe extern "C" fn pageout_close(swap: *mut Handle) {
-    if !swap.is_null() {
-        // SAFETY: made by `pageout_open`.
-        drop(unsafe { Box::from_raw(swap) });
+    if swap.is_null() {
+        return;
+    }
+    // SAFETY: made by `pageout_open`.
+    let handle = unsafe { Box::from_raw(swap) };
+    if matches!(handle.tables.try_lock(), Err(TryLockError::WouldBlock)) {
+        // This is a fork's child, and a thread of the parent was at them when it was made.
+        std::mem::forget(handle);
     }
 }
 
@@ -170,7 +183,7 @@ pub unsafe extern "C" fn pageout_map(swap: *mut Handle, length: usize) -> *mut c
     let mapped = unsafe { handle(swap) }.and_then(|handle| {
         let region = handle.swap.map(length).map_err(|error| error.to_string())?;
         let address = region.as_mut_ptr();
-        handle.tables().regions.insert(address as usize, region);
+        handle.tables()?.regions.insert(address as usize, region);
         Ok(address)
     });
     match mapped {
@@ -191,7 +204,7 @@ pub unsafe extern "C" fn pageout_unmap(swap: *mut Handle, address: *mut c_void) 
     let address = address as usize;
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
-        let mut tables = handle.tables();
+        let mut tables = handle.tables()?;
         let Some(region) = tables.regions.get(&address) else {
             return Err(format!(
                 "unmap {address:#x}: no region starts there; pass what pageout_map returned"
@@ -228,7 +241,7 @@ pub unsafe extern "C" fn pageout_advise(
             3 => Advice::Cold,
             other => return Err(format!("advice {other}: takes PAGEOUT_WILLNEED, _DONTNEED or _COLD")),
         };
-        let mut tables = handle.tables();
+        let mut tables = handle.tables()?;
         let (region, range) = tables.find(address as usize, length)?;
         region.advise(range, advice).map_err(|error| error.to_string())
     }))
@@ -242,7 +255,7 @@ pub unsafe extern "C" fn pageout_advise(
 pub unsafe extern "C" fn pageout_pin(swap: *mut Handle, address: *const c_void, length: usize) -> c_int {
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
-        let mut tables = handle.tables();
+        let mut tables = handle.tables()?;
         let (region, range) = tables.find(address as usize, length)?;
         let pinned = region.pin(range).map_err(|error| error.to_string())?;
         tables.pins.entry((address as usize, length)).or_default().push(pinned);
@@ -259,7 +272,7 @@ pub unsafe extern "C" fn pageout_unpin(swap: *mut Handle, address: *const c_void
     let key = (address as usize, length);
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
-        let mut tables = handle.tables();
+        let mut tables = handle.tables()?;
         let pins = tables.pins.get_mut(&key);
         let Some(pins) = pins else {
             return Err(format!("unpin {length} bytes at {:#x}: not pinned; pass what was pinned", key.0));

@@ -196,8 +196,7 @@ impl Builder {
             Ok(handle) => {
                 let mut inner = Inner {
                     handle,
-                    requests,
-                    thread: Some(thread),
+                    first: Some(First { requests, thread }),
                     stats,
                     memory: self.memory,
                     pinned: AtomicU64::new(0),
@@ -227,8 +226,8 @@ impl Builder {
 /// What regions and handles share. The last of them to go ends the engine's threads.
 pub(super) struct Inner {
     handle: Handle,
-    requests: Sender<Request>,
-    thread: Option<JoinHandle<()>>,
+    /// Until it is told to end.
+    first: Option<First>,
     stats: Arc<Stats>,
     memory: Bytes,
     /// Bytes that are pinned.
@@ -239,6 +238,12 @@ pub(super) struct Inner {
     presence: Option<Presence>,
     /// With inline delivery; closed when the engine has ended.
     _descriptors: Option<Descriptors>,
+}
+
+/// The engine's first thread.
+struct First {
+    requests: Sender<Request>,
+    thread: JoinHandle<()>,
 }
 
 impl Inner {
@@ -275,7 +280,7 @@ impl Inner {
             return Err(Error::Forked);
         }
         let (answer, answered) = sync_channel(1);
-        let _ = self.requests.send(Request::Adopt { start: mapping.start(), end: mapping.end(), answer });
+        self.ask(Request::Adopt { start: mapping.start(), end: mapping.end(), answer });
         answered.recv().expect("the engine answers, or the process ends").map_err(|errno| Error::Memory {
             what: "a region (registering)",
             len: Bytes(mapping.len() as u64),
@@ -285,7 +290,12 @@ impl Inner {
 
     /// Memory went: there is room again.
     pub(super) fn look(&self) {
-        let _ = self.requests.send(Request::Look);
+        self.ask(Request::Look);
+    }
+
+    fn ask(&self, request: Request) {
+        let first = self.first.as_ref().expect("there until dropped");
+        let _ = first.requests.send(request);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -306,14 +316,59 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+        let Some(first) = self.first.take() else { return };
         if self.is_foreign() {
-            // The thread is in the parent, and no handler finds the engine here.
-            core::mem::forget((thread, self.presence.take()));
+            // The thread is in the parent, and so is who may have had the queue's lock when the child was made. No
+            // handler finds the engine here.
+            core::mem::forget((first, self.presence.take()));
             return;
         }
         self.presence = None;
-        let _ = self.requests.send(Request::Stop);
-        let _ = thread.join();
+        let _ = first.requests.send(Request::Stop);
+        let _ = first.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parent() {
+        let built = Swap::builder().memory(LEAST_MEMORY).device("mem,size=64M").build();
+        let Ok(swap) = built.inspect_err(|reason| std::println!("skipped: {reason}")) else { return };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        drop(swap.map(1).unwrap());
+                    }
+                });
+            }
+            let hangs = |_: &i32| {
+                // SAFETY: the child gives up its handles, and leaves without cleaning up.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: the parent's threads are not here, and so their handles are nobody's.
+                    unsafe {
+                        libc::alarm(1);
+                        for _ in 1..Arc::strong_count(&swap.inner) {
+                            Arc::decrement_strong_count(Arc::as_ptr(&swap.inner));
+                        }
+                        drop(core::ptr::read(&swap));
+                        libc::_exit(0);
+                    }
+                }
+                let mut status = 0;
+                // SAFETY: our own child.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                status != 0
+            };
+            let hung = (0..1000).find(hangs);
+            stop.store(true, Relaxed);
+            assert_eq!(hung, None);
+        });
     }
 }
