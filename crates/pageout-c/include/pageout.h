@@ -74,7 +74,8 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
  *   handler of SIGBUS that means SA_NODEFER.
  * - A handler of SIGBUS that the program had before is called for all that is not a region's, as the kernel would, and
  *   for bytes that are lost. One that is installed later must pass on what it does not know to the one that
- *   sigaction() returned. Other handlers may touch regions.
+ *   sigaction() returned. Other handlers may touch regions; the later one must be installed with all signals blocked then
+ *   (sigfillset() of its sa_mask), since SIGBUS is blocked until it has passed on.
  * - Two descriptors are in the program's table, with high numbers and close-on-exec. If they are closed, faults take
  *   longer. The library must not be unloaded.
  */

@@ -292,26 +292,90 @@ fn a_handler_with_one_argument_and_one_that_comes_later() {
         assert_eq!(touch(file), 0);
         assert_eq!(CALLS.load(SeqCst), 1);
 
-        // It passes on what it does not know: all but the next page of the file.
-        static OURS: AtomicUsize = AtomicUsize::new(0);
-        static KNOWN: AtomicUsize = AtomicUsize::new(0);
-        extern "C" fn later(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-            // SAFETY: what sigaction returned is a handler with three arguments.
-            unsafe {
-                if (*info).si_addr() as usize == KNOWN.load(SeqCst) {
-                    return map_zeros(signal, info, context);
-                }
-                let ours: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                    std::mem::transmute(OURS.load(SeqCst));
-                ours(signal, info, context);
-            }
-        }
         KNOWN.store(file as usize + PAGE, SeqCst);
-        OURS.store(set_action(later as *const () as usize, libc::SA_SIGINFO).sa_sigaction, SeqCst);
+        set_later(libc::SA_SIGINFO);
         verify(region.as_slice(), 3);
         assert_eq!(touch(file.wrapping_add(PAGE)), 0);
         fill(region.as_mut_slice(), 4);
         verify(region.as_slice(), 4);
+    });
+}
+
+/// What comes later passes on to, and the page that it knows itself.
+static OURS: AtomicUsize = AtomicUsize::new(0);
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// A handler that is installed when there is one of ours, and passes on what it does not know.
+extern "C" fn later(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: what sigaction returned is a handler with three arguments.
+    unsafe {
+        if (*info).si_addr() as usize == KNOWN.load(SeqCst) {
+            return map_zeros(signal, info, context);
+        }
+        let ours: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+            std::mem::transmute(OURS.load(SeqCst));
+        ours(signal, info, context);
+    }
+}
+
+fn set_later(flags: i32) {
+    OURS.store(set_action(later as *const () as usize, flags).sa_sigaction, SeqCst);
+}
+
+#[test]
+fn a_handler_that_comes_later_may_be_interrupted() {
+    well("a_handler_that_comes_later_may_be_interrupted", || {
+        let Some(swap) = swap() else { return };
+        let mut read = swap.map(64 * MIB).unwrap();
+        fill(read.as_mut_slice(), 0);
+        set_later(libc::SA_SIGINFO | libc::SA_NODEFER);
+        ALARMED.store(read.as_ptr() as usize, SeqCst);
+        PAGES.store(read.len() / PAGE, SeqCst);
+        alarms_every(100);
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(1) {
+            verify(read.as_slice(), 0);
+        }
+        end_alarms();
+        assert!(CALLS.load(SeqCst) > 100, "{} calls", CALLS.load(SeqCst));
+        assert_eq!((WRONG.load(SeqCst), ALLOCATED.load(SeqCst)), (0, 0));
+    });
+}
+
+#[test]
+fn a_swap_puts_a_handler_before_what_the_program_put_there() {
+    well("a_swap_puts_a_handler_before_what_the_program_put_there", || {
+        set_action(map_zeros as *const () as usize, libc::SA_SIGINFO);
+        let Some(first) = swap() else { return };
+        let works = |swap: &Swap, seed| {
+            let mut region = swap.map(20 * MIB).unwrap();
+            fill(region.as_mut_slice(), seed);
+            verify(region.as_slice(), seed);
+        };
+        // Before one that passes on to ours, which must not pass back to it.
+        set_later(libc::SA_SIGINFO);
+        let second = swap().unwrap();
+        let file = beyond_a_file();
+        works(&first, 1);
+        works(&second, 2);
+        assert_eq!(touch(file), 0);
+        assert_eq!(CALLS.load(SeqCst), 1);
+        drop((first, second));
+        // Without one, and with the same one as often as it is put there.
+        set_action(libc::SIG_DFL, 0);
+        works(&swap().unwrap(), 3);
+        for n in 1..10 {
+            set_action(map_zeros as *const () as usize, libc::SA_SIGINFO);
+            swap().unwrap().map(MIB).unwrap().as_mut_slice::<u64>()[0] = n;
+        }
+        assert_eq!(touch(file.wrapping_add(PAGE)), 0);
+        assert_eq!(CALLS.load(SeqCst), 2);
+        // As the program puts back what is its own, without flags and mask.
+        let ours = set_action(libc::SIG_DFL, 0).sa_sigaction;
+        set_action(ours, 0);
+        works(&swap().unwrap(), 4);
+        assert_eq!(touch(file.wrapping_add(2 * PAGE)), 0);
+        assert_eq!(CALLS.load(SeqCst), 3);
     });
 }
 

@@ -8,7 +8,8 @@
 //! | `on_sigbus` | is it ours? then answer, else the program's action as the kernel would have taken it |
 //!
 //! The handler runs with every signal blocked: a program's handler on top of it could jump out of it, or fault while locks
-//! of the engine are held. For the same reason the API blocks signals where it takes such a lock.
+//! of the engine are held. The kernel blocks them; where a handler of the program's passes on to ours, with a mask of its
+//! own, ours does. For the same reason the API blocks signals where it takes such a lock.
 
 use super::managed::Managed;
 use crate::call::call;
@@ -19,9 +20,9 @@ use crate::page::Tag;
 use crate::sync::Backoff;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
-use core::mem::{size_of, ManuallyDrop};
+use core::mem::{size_of, ManuallyDrop, MaybeUninit};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
-use linux_raw_sys::general::{__NR_rt_sigprocmask, __NR_rt_tgsigqueueinfo};
+use linux_raw_sys::general::{__NR_rt_sigaction, __NR_rt_sigprocmask, __NR_rt_tgsigqueueinfo};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -99,6 +100,8 @@ struct Slot {
 struct Table {
     /// Whether the seats are as new: [`WIPED`], [`CLEANING`] or [`CLEAN`].
     seats: AtomicU32,
+    /// Somebody looks at the action for SIGBUS, and may change it.
+    installing: AtomicBool,
     /// A bit for each seat that is taken.
     taken: AtomicU64,
     slots: [Slot; ENGINES],
@@ -132,10 +135,6 @@ unsafe impl Send for Shared {}
 
 /// Made with the first engine, and there for good: a handler may be about to look.
 static SHARED: OnceLock<Result<Shared, Errno>> = OnceLock::new();
-/// The action for SIGBUS that was there before ours.
-static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(core::ptr::null_mut());
-/// It was to be taken once (SA_RESETHAND), and has been.
-static SPENT: AtomicBool = AtomicBool::new(false);
 
 impl Shared {
     fn new() -> Result<Self, Errno> {
@@ -148,7 +147,6 @@ impl Shared {
         };
         let seats = (0..SEATS).map(|_| Seat::new().map(UnsafeCell::new)).collect::<Result<_, Errno>>()?;
         table.seats.store(CLEAN, SeqCst);
-        install();
         Ok(Self { table, seats })
     }
 
@@ -169,6 +167,17 @@ impl Shared {
             backoff.snooze();
         }
         Ok(())
+    }
+
+    /// The program may have changed the action for SIGBUS since the last engine.
+    fn install(&self) -> Result<(), Errno> {
+        let mut backoff = Backoff::new();
+        while self.table.installing.swap(true, SeqCst) {
+            backoff.snooze();
+        }
+        let installed = install();
+        self.table.installing.store(false, SeqCst);
+        installed
     }
 
     /// A free seat; waits for one. Signals are blocked.
@@ -199,6 +208,7 @@ impl Presence {
     pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Errno> {
         let shared = SHARED.get_or_init(Shared::new).as_ref().map_err(|errno| *errno)?;
         shared.clean()?;
+        shared.install()?;
         let pointer = engine as *const _ as *mut _;
         let enters = |slot: &&Slot| {
             slot.engine.compare_exchange(core::ptr::null_mut(), pointer, SeqCst, SeqCst).is_ok()
@@ -309,33 +319,176 @@ unsafe fn on_stack(top: usize, function: extern "C" fn(*const c_void), argument:
     }
 }
 
-/// Puts our handler before the program's. Once.
-fn install() {
-    // SAFETY: actions are plain data, and zeros a valid one; the handler follows the rules of handlers.
-    unsafe {
-        let mut before = Box::new(core::mem::zeroed::<libc::sigaction>());
-        // Should a signal come before the next call but one has returned, it is passed on all the same.
-        libc::sigaction(libc::SIGBUS, core::ptr::null(), &mut *before);
-        BEFORE.store(Box::into_raw(before), SeqCst);
-        let mut ours = core::mem::zeroed::<libc::sigaction>();
-        ours.sa_sigaction = on_sigbus as *const () as usize;
-        // A thread may be on a stack with no room but have another for signals.
-        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // All of them, also those that the C library keeps for itself.
-        core::ptr::write_bytes(&mut ours.sa_mask, 0xff, 1);
-        let mut before = Box::new(core::mem::zeroed::<libc::sigaction>());
-        libc::sigaction(libc::SIGBUS, &ours, &mut *before);
-        BEFORE.store(Box::into_raw(before), SeqCst);
+/// How often the program may have put another handler before ours, between two engines.
+const ENTRIES: usize = 8;
+
+/// Our handlers. Each passes on to the action that it was put before.
+static HANDLERS: [Handler; ENTRIES] = [
+    on_sigbus::<0>,
+    on_sigbus::<1>,
+    on_sigbus::<2>,
+    on_sigbus::<3>,
+    on_sigbus::<4>,
+    on_sigbus::<5>,
+    on_sigbus::<6>,
+    on_sigbus::<7>,
+];
+static BEFORE: [Before; ENTRIES] = [const { Before::none() }; ENTRIES];
+
+type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+/// The action for SIGBUS that was there before one of ours.
+struct Before {
+    /// Never freed, since a handler may look at it; null where ours was never put before another.
+    action: AtomicPtr<Action>,
+    /// It was to be taken once (SA_RESETHAND), and has been.
+    spent: AtomicBool,
+}
+
+impl Before {
+    const fn none() -> Self {
+        Self { action: AtomicPtr::new(core::ptr::null_mut()), spent: AtomicBool::new(false) }
+    }
+
+    fn get(&self) -> Option<&'static Action> {
+        // SAFETY: never freed.
+        unsafe { self.action.load(SeqCst).as_ref() }
+    }
+
+    fn set(&self, action: Action) {
+        self.action.store(Box::into_raw(Box::new(action)), SeqCst);
+        self.spent.store(false, SeqCst);
     }
 }
 
-unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+/// `struct sigaction` as the kernel has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Action {
+    handler: usize,
+    flags: usize,
+    #[cfg(not(target_arch = "riscv64"))]
+    restorer: usize,
+    mask: u64,
+}
+
+impl Action {
+    fn ours(handler: Handler) -> Self {
+        // A thread may be on a stack with no room but have another for signals.
+        let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        Self {
+            handler: handler as *const () as usize,
+            flags: flags as usize | direct::FLAGS,
+            #[cfg(not(target_arch = "riscv64"))]
+            restorer: direct::restorer(),
+            // All of them, also those that the C library keeps for itself.
+            mask: u64::MAX,
+        }
+    }
+
+    /// Makes it the action for SIGBUS; what was there before. With `None` nothing changes.
+    fn exchange(new: Option<&Self>) -> Result<Self, Errno> {
+        let mut before = MaybeUninit::<Self>::uninit();
+        let new = new.map_or(0, |new| new as *const _ as usize);
+        // SAFETY: as the kernel has it; the handlers follow the rules of handlers.
+        unsafe {
+            call(__NR_rt_sigaction, [libc::SIGBUS as usize, new, before.as_mut_ptr() as usize, 8, 0])?;
+            Ok(before.assume_init())
+        }
+    }
+}
+
+/// Puts a handler of ours before the program's, unless one is there. One thread at a time.
+fn install() -> Result<(), Errno> {
+    let found = Action::exchange(None)?;
+    if let Some(ours) = HANDLERS.iter().find(|ours| **ours as *const () as usize == found.handler) {
+        // With flags and mask as we need them: the program may have put it back as it puts its own.
+        return Action::exchange(Some(&Action::ours(*ours))).map(|_| ());
+    }
+    // A handler of the program's may pass on to one of ours, and that one must not pass on to it: so it is one that nobody
+    // has seen, unless it was before the same one already.
+    let ends = found.handler == libc::SIG_DFL || found.handler == libc::SIG_IGN;
+    let is_free = |before: &Before| before.get().is_none_or(|known| ends || known.handler == found.handler);
+    let entry = BEFORE.iter().position(is_free).ok_or(Errno::NOSPC)?;
+    // Should a signal come before the next call but one has returned, it is passed on all the same.
+    BEFORE[entry].set(found);
+    BEFORE[entry].set(Action::exchange(Some(&Action::ours(HANDLERS[entry])))?);
+    Ok(())
+}
+
+/// Tells whether the kernel has called our handler, and so with all signals blocked, or a handler of the program's that
+/// passes on to it. By where the frame of the signal returns to: for our action it is code of ours.
+#[cfg(target_arch = "x86_64")]
+mod direct {
+    use core::ffi::c_void;
+
+    /// SA_RESTORER.
+    pub(super) const FLAGS: usize = 0x0400_0000;
+
+    // What every C library has, to the byte and without a name: debuggers know frames of signals by it. The NOP keeps
+    // unwinders, which look at the byte before, from the function that lies there.
+    core::arch::global_asm!(
+        ".pushsection .text.pageout_restorer, \"ax\", @progbits",
+        ".balign 16",
+        "nop",
+        ".Lpageout_restorer:",
+        "mov rax, 15",
+        "syscall",
+        ".popsection",
+        ".pushsection .data.rel.ro.pageout_restorer, \"aw\", @progbits",
+        ".balign 8",
+        ".globl pageout_restorer",
+        ".hidden pageout_restorer",
+        "pageout_restorer: .quad .Lpageout_restorer",
+        ".popsection",
+    );
+    extern "C" {
+        static pageout_restorer: usize;
+    }
+
+    pub(super) fn restorer() -> usize {
+        // SAFETY: never written.
+        unsafe { pageout_restorer }
+    }
+
+    /// # Safety
+    /// A handler's third argument, or what a handler of the program's passes on as such.
+    pub(super) unsafe fn is(context: *const c_void) -> bool {
+        // SAFETY: the frame begins with the address, and the context follows.
+        !context.is_null() && unsafe { context.cast::<usize>().sub(1).read() } == restorer()
+    }
+}
+
+/// Elsewhere it cannot be told.
+#[cfg(not(target_arch = "x86_64"))]
+mod direct {
+    pub(super) const FLAGS: usize = 0;
+
+    #[cfg(not(target_arch = "riscv64"))]
+    pub(super) fn restorer() -> usize {
+        0
+    }
+
+    pub(super) unsafe fn is(_: *const core::ffi::c_void) -> bool {
+        false
+    }
+}
+
+unsafe extern "C" fn on_sigbus<const ENTRY: usize>(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
     // SAFETY: the kernel's arguments; errno is this thread's.
     unsafe {
         let errno = *libc::__errno_location();
+        let mask = (!direct::is(context)).then(|| set_mask(u64::MAX));
         let ours = (*info).si_code == libc::BUS_ADRERR && is_ours((*info).si_addr() as usize);
         if !ours {
-            pass_on(signal, info, context);
+            pass_on(&BEFORE[ENTRY], signal, info, context);
+        }
+        if let Some(mask) = mask {
+            set_mask(mask);
         }
         *libc::__errno_location() = errno;
     }
@@ -345,24 +498,22 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
 ///
 /// # Safety
 /// The arguments are those of a handler of SIGBUS, all signals blocked.
-unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: stored before our handler was installed, and never freed.
-    let before = unsafe { &*BEFORE.load(SeqCst) };
-    let once = before.sa_flags & libc::SA_RESETHAND != 0;
+unsafe fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let action = before.get().expect("known before our handler was put there");
+    let has = |flag: c_int| action.flags & flag as u32 as usize != 0;
     // SAFETY: as above.
     let was_sent = unsafe { (*info).si_code } <= 0;
-    match before.sa_sigaction {
+    match action.handler {
         libc::SIG_IGN if was_sent => {}
         libc::SIG_IGN | libc::SIG_DFL => unsafe { end_by(signal, info) },
         // SAFETY: the same.
-        _ if once && SPENT.swap(true, SeqCst) => unsafe { end_by(signal, info) },
+        _ if has(libc::SA_RESETHAND) && before.spent.swap(true, SeqCst) => unsafe { end_by(signal, info) },
         // SAFETY: the program's handler, called as the kernel would.
         handler => unsafe {
-            let own = if before.sa_flags & libc::SA_NODEFER != 0 { 0 } else { 1 << (signal - 1) };
+            let own = if has(libc::SA_NODEFER) { 0 } else { 1 << (signal - 1) };
             let interrupted = (&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
-            let mask = interrupted.read() | (&raw const before.sa_mask).cast::<u64>().read() | own;
-            set_mask(mask);
-            if before.sa_flags & libc::SA_SIGINFO != 0 {
+            set_mask(interrupted.read() | action.mask | own);
+            if has(libc::SA_SIGINFO) {
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                     core::mem::transmute(handler);
                 handler(signal, info, context);
@@ -389,9 +540,12 @@ unsafe fn end_by(signal: c_int, info: *mut libc::siginfo_t) {
     }
 }
 
-/// The thread's signal mask, as the kernel has it.
-unsafe fn set_mask(mask: u64) {
+/// Sets the thread's signal mask, as the kernel has it; what it was.
+unsafe fn set_mask(mask: u64) -> u64 {
     const SET: usize = libc::SIG_SETMASK as usize;
-    // SAFETY: a mask of eight bytes.
-    let _ = unsafe { call(__NR_rt_sigprocmask, [SET, &raw const mask as usize, 0, 8, 0]) };
+    let mut before = 0u64;
+    // SAFETY: masks of eight bytes.
+    let _ =
+        unsafe { call(__NR_rt_sigprocmask, [SET, &raw const mask as usize, &raw mut before as usize, 8, 0]) };
+    before
 }
