@@ -6,7 +6,7 @@ use api_support::{fill, mixed, swap_on, verify, LIMIT, MIB, SLACK};
 use pageout::device::header::Header;
 use pageout::{Advice, Bytes, Error, Swap};
 use std::fs;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -304,6 +304,32 @@ fn what_lies_behind_the_room_of_a_header_stays() {
 }
 
 #[test]
+fn an_empty_file_is_empty_again() {
+    watched(|| {
+        if swap().is_none() {
+            return;
+        }
+        let directory = directory("empty");
+        let path = directory.join("swap");
+        let file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        for len in [0, 128 << 20] {
+            file.set_len(len).unwrap();
+            for seed in 0..2 {
+                let swap = swap_on(path.to_str().unwrap(), |builder| builder).unwrap();
+                let mut region = swap.map(32 * MIB).unwrap();
+                fill(region.as_mut_slice(), seed);
+                verify(region.as_slice(), seed);
+                assert!(file.metadata().unwrap().blocks() > 0);
+                drop((region, swap));
+                let left = file.metadata().unwrap();
+                assert_eq!((left.len(), left.blocks()), (len, 0));
+            }
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    });
+}
+
+#[test]
 fn errors_say_what_to_do() {
     let build = |spec: &str| Swap::builder().memory(LIMIT).device(spec).build().unwrap_err().to_string();
     let nothing = Swap::builder().build().unwrap_err().to_string();
@@ -330,7 +356,7 @@ fn errors_say_what_to_do() {
     }
     fs::write(name("data"), vec![7u8; 1 << 20]).unwrap();
     fs::set_permissions(name("data"), fs::Permissions::from_mode(0o600)).unwrap();
-    assert!(build(&name("data")).contains("run mkswap if its data may go"));
+    assert!(build(&name("data")).contains("holds data that is not swap; run mkswap if it may go, or"));
     fs::set_permissions(name("data"), fs::Permissions::from_mode(0o644)).unwrap();
     assert!(build(&name("data")).contains("chmod 600"));
     fs::remove_file(name("data")).unwrap();

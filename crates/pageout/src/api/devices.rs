@@ -157,17 +157,24 @@ impl Spec {
     /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
     /// data that are not ours to destroy.
     fn open_existing(&self, path: &Path) -> Result<(FileDevice, Option<Header>), Error> {
-        let device =
+        let mut device =
             FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
         let size = device.size().map_err(|errno| self.refused(errno.into()))?;
         let header = match Header::read(&device, size) {
             Ok(header) if header.bad_pages().is_empty() => Some(header),
             Ok(_) => return Err(self.wrong("its header lists bad pages; name a device without".into())),
             Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
-            Err(_) if device.kind() != Kind::Block && is_hole(&device) => None,
-            Err(error) => {
-                return Err(self.wrong(format!("{error}; run mkswap if its data may go, or name a new file")))
+            Err(_) if device.kind() != Kind::Block && is_hole(&device) => {
+                // What was in memory is not to be found there, and would be taken for its owner's data the next time.
+                device.empty_at_end().map_err(|errno| self.refused(errno.into()))?;
+                None
             }
+            Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => {
+                let why = "holds data that is not swap; run mkswap if it may go, or name a new file";
+                return Err(self.wrong(why.into()));
+            }
+            // These say what to do.
+            Err(error) => return Err(self.wrong(error.to_string())),
         };
         if size == 0 {
             let size = self.room_in(path, false)?;

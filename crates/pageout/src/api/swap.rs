@@ -136,8 +136,8 @@ impl Builder {
 
     /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
     /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
-    /// carry the signature of `mkswap`, and have mode 0600; what lies behind the room that `mkswap` was told of is left
-    /// alone. Devices of higher priority are used first.
+    /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, and what lies
+    /// behind the room that `mkswap` was told of is left alone. Devices of higher priority are used first.
     ///
     /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.
     pub fn device(mut self, spec: impl Into<String>) -> Self {

@@ -60,6 +60,8 @@ pub struct FileDevice {
     access: Access,
     queue: Queue,
     ring: Lock<Ring>,
+    /// The size that the file gets back, with nothing in it, when the device is dropped.
+    emptied: Option<u64>,
 }
 
 /// The average length, in bytes, up to which writes to a disk gain by having several in flight.
@@ -100,7 +102,7 @@ impl FileDevice {
             Queue::WhenDirect => direct,
         };
         let ring = if queue { Ring::Wanted } else { Ring::None };
-        Ok(Self { fd, kind, access, queue: options.queue, ring: Lock::new(ring, &RING_LOCKS) })
+        Ok(Self { fd, kind, access, queue: options.queue, ring: Lock::new(ring, &RING_LOCKS), emptied: None })
     }
 
     /// Opens a regular file or block device that exists.
@@ -147,6 +149,12 @@ impl FileDevice {
         fs::ftruncate(&self.fd, size)
     }
 
+    /// Has the file, which holds nothing, hold nothing again when the device is dropped, and be as large as it is now.
+    pub fn empty_at_end(&mut self) -> Result<(), Errno> {
+        self.emptied = Some(self.size()?);
+        Ok(())
+    }
+
     /// The file system that the file lies on; for a block device, the one that its name lies on.
     pub fn file_system(&self) -> Result<FileSystem, Errno> {
         FileSystem::of_file(&self.fd)
@@ -178,6 +186,14 @@ impl FileDevice {
                 true
             }
             _ => false,
+        }
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        if let Some(size) = self.emptied {
+            let _ = self.set_size(0).and_then(|()| self.set_size(size));
         }
     }
 }
