@@ -6,6 +6,7 @@
 //! The allocator serves powers of two up to 64 KiB, and a quarter more than each, from free lists over mapped chunks,
 //! larger sizes from mappings of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.
 
+use crate::sys;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
 use pageout::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -197,6 +198,30 @@ pub fn map_file(
 /// The kernel's.
 pub fn map_shared(file: &OwnedFd, len: usize) -> Result<usize, Errno> {
     map_file(file, 0, len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+}
+
+/// Addresses without access for an engine in the program (the API, which looks for this name): the keeper never takes up
+/// what that one manages. The first, or an error as the kernel says it.
+#[no_mangle]
+pub extern "C" fn pageout_agent_map(len: usize, align: usize) -> isize {
+    quietly(|| take(len, align)).map_or_else(|errno| -(errno.raw_os_error() as isize), |start| start as isize)
+}
+
+/// Takes back what [`pageout_agent_map`] gave.
+///
+/// # Safety
+/// Nobody has addresses in it any more.
+#[no_mangle]
+pub unsafe extern "C" fn pageout_agent_unmap(start: usize, len: usize) {
+    quietly(|| unmap(start, len));
+}
+
+/// A handler that faults in `work` would wait for servers, and these may wait for the lock.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let mask = sys::block_signals_from_elsewhere();
+    let done = work();
+    sys::set_signals(mask);
+    done
 }
 
 /// What was just mapped is neither locked (mlockall(MCL_FUTURE) of the program) nor in children.

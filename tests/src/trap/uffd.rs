@@ -1,16 +1,52 @@
 //! A program that uses userfaultfd itself, on a region of its own: not the engine's to take.
 
 use super::load::{together, Churn};
-use super::span::{Span, PAGE};
+use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use pageout::{Bytes, Delivery, Error, Region, Swap};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("own-uffd", "serves its own faults on its own region", own_uffd),
+    Trap::new("api", "uses the API: engines of its own, on memory that they manage", api),
     Trap::new("stuck", "waits for ever for a page: what the watch over all traps must notice", stuck)
         .helper(),
 ];
+
+/// Regions come and go, and frames are given back, while the keeper looks around: what it finds then is not its own.
+fn api(ctx: &Ctx) -> Outcome {
+    let wrong = |why: Error| match why {
+        Error::Kernel(why) => Stop::Skip(why.to_string()),
+        why => Stop::Wrong(why.to_string()),
+    };
+    let churn = Churn::start(ctx.size)?;
+    let until = Instant::now() + ctx.time;
+    together(2, |index| {
+        let delivery = [Delivery::Handler, Delivery::Inline][index];
+        let swap = Swap::builder().memory(Bytes::mib(16)).device("mem,size=128M").delivery(delivery);
+        let swap = swap.build().map_err(wrong)?;
+        let map = |len: usize| -> Result<(Span, Region), Stop> {
+            let region = swap.map(len).map_err(wrong)?;
+            Ok((Span::new(region.as_mut_ptr() as usize, len), region))
+        };
+        let (large, _kept) = map(12 * BLOCK)?;
+        let mut generation = 0;
+        while Instant::now() < until {
+            generation += 1;
+            large.fill(generation);
+            for _ in 0..8 {
+                let (small, _region) = map(BLOCK)?;
+                small.fill(generation);
+                small.check(generation)?;
+            }
+            large.check(generation)?;
+        }
+        Ok(())
+    })?;
+    churn.end()
+}
 
 const USER_MODE_ONLY: libc::c_int = 1;
 const API: libc::c_ulong = 0xc018_aa3f;

@@ -2,11 +2,17 @@
 //!
 //! Each lies between inaccessible guard pages, so that the kernel merges it with nothing; starts at 2 MiB, so
 //! that huge pages fit; is in no child of a fork; and is not locked under `mlockall`, where it could never leave.
+//!
+//! Under `pageout run` another engine manages the program's memory, and must not take up what is registered here: there
+//! the agent maps it, and knows what is to be left alone from before it can be seen until it is gone.
 
 use crate::device::{Device, Kind, Run};
 use crate::space::{BLOCK, PAGE};
+use core::ffi::{c_void, CStr};
+use core::mem::transmute;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use std::sync::OnceLock;
 
 /// A private anonymous mapping; unmapped when dropped.
 ///
@@ -16,32 +22,90 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 pub(super) struct Mapping {
     start: usize,
     len: usize,
+    /// Who has mapped it, if we have not.
+    agent: Option<&'static Agent>,
+    /// Whose it is. A fork's child does not have it, and may have something else there.
+    process: u32,
+}
+
+/// Maps addresses without access, `len` and a guard page on each side.
+fn between_guards(len: usize) -> Result<usize, Errno> {
+    let whole = len + BLOCK + 2 * PAGE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping; only parts of it are changed.
+    unsafe {
+        let base = mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? as usize;
+        let start = (base + PAGE).next_multiple_of(BLOCK);
+        let (before, after) = (start - PAGE - base, base + whole - (start + len + PAGE));
+        if before > 0 {
+            let _ = mm::munmap(base as *mut _, before);
+        }
+        if after > 0 {
+            let _ = mm::munmap((start + len + PAGE) as *mut _, after);
+        }
+        Ok(start)
+    }
+}
+
+/// What the agent of `pageout run` offers.
+#[derive(Debug)]
+struct Agent {
+    map: Map,
+    unmap: Unmap,
+}
+
+type Map = extern "C" fn(usize, usize) -> isize;
+type Unmap = unsafe extern "C" fn(usize, usize);
+
+impl Agent {
+    /// The one that is loaded into this program, if it runs under `pageout run`.
+    fn of_run() -> Option<&'static Self> {
+        static AGENT: OnceLock<Option<Agent>> = OnceLock::new();
+        // SAFETY: functions of these types, if they are there.
+        let agent = AGENT.get_or_init(|| unsafe {
+            let find = |name: &CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            let map = transmute::<*mut c_void, Option<Map>>(find(c"pageout_agent_map"))?;
+            let unmap = transmute::<*mut c_void, Option<Unmap>>(find(c"pageout_agent_unmap"))?;
+            Some(Self { map, unmap })
+        });
+        agent.as_ref()
+    }
+
+    fn map(&self, len: usize) -> Result<usize, Errno> {
+        match (self.map)(len, BLOCK) {
+            errno @ ..0 => Err(Errno::from_raw_os_error(-errno as i32)),
+            start => Ok(start as usize),
+        }
+    }
 }
 
 impl Mapping {
-    /// Maps `len` bytes of zeros, rounded up to pages. `len` is above 0 and at most `MOST_BYTES`.
+    /// Maps `len` bytes of zeros, rounded up to pages, which no other engine manages. `len` is above 0 and at most
+    /// `MOST_BYTES`.
     pub(super) fn new(len: usize) -> Result<Self, Errno> {
+        Self::by(Agent::of_run(), len)
+    }
+
+    /// The same for memory that is never registered: under `pageout run` it is like the program's other memory.
+    fn ordinary(len: usize) -> Result<Self, Errno> {
+        Self::by(None, len)
+    }
+
+    fn by(agent: Option<&'static Agent>, len: usize) -> Result<Self, Errno> {
         let len = len.next_multiple_of(PAGE);
-        let whole = len + BLOCK + 2 * PAGE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping; only parts of it are changed.
+        let start = match agent {
+            Some(agent) => agent.map(len)?,
+            None => between_guards(len)?,
+        };
+        let mapping = Self { start, len, agent, process: std::process::id() };
+        // SAFETY: just mapped, and ours.
         unsafe {
-            let base = mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? as usize;
-            let start = (base + PAGE).next_multiple_of(BLOCK);
-            let (before, after) = (start - PAGE - base, base + whole - (start + len + PAGE));
-            if before > 0 {
-                let _ = mm::munmap(base as *mut _, before);
-            }
-            if after > 0 {
-                let _ = mm::munmap((start + len + PAGE) as *mut _, after);
-            }
-            let mapping = Self { start, len };
             // Before the access is given: locked memory would be filled at once.
             let _ = mm::munlock(start as *mut _, len);
             mm::mprotect(start as *mut _, len, MprotectFlags::READ | MprotectFlags::WRITE)?;
             mm::madvise(start as *mut _, len, Advice::LinuxDontFork)?;
-            Ok(mapping)
         }
+        Ok(mapping)
     }
 
     pub(super) fn start(&self) -> usize {
@@ -63,7 +127,7 @@ pub(super) struct MemoryDevice(Mapping);
 impl MemoryDevice {
     /// `len` bytes, which take no memory until they are written.
     pub(super) fn new(len: usize) -> Result<Self, Errno> {
-        Mapping::new(len).map(Self)
+        Mapping::ordinary(len).map(Self)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -124,7 +188,15 @@ impl Device for MemoryDevice {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            return;
+        }
         // SAFETY: ours, guard pages included; whoever had addresses in it is gone.
-        let _ = unsafe { mm::munmap((self.start - PAGE) as *mut _, self.len + 2 * PAGE) };
+        unsafe {
+            match self.agent {
+                Some(agent) => (agent.unmap)(self.start, self.len),
+                None => drop(mm::munmap((self.start - PAGE) as *mut _, self.len + 2 * PAGE)),
+            }
+        }
     }
 }
