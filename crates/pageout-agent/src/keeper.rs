@@ -557,16 +557,16 @@ impl Life {
             // that no fault announces.
             still = (still + 1).min(12);
             let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
-            let holds = over.max(self.part.over() as i64) < self.settings.limit_bytes as i64 / 128;
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
             if mappings != self.scanned {
                 self.scanned = mappings;
-                self.look_around(keeper, holds);
+                self.look_around(keeper, over.max(self.part.over() as i64));
                 still = 0;
             } else if resident > last + 1024 {
                 still = 0;
             }
+            let holds = over.max(self.part.over() as i64) < self.settings.limit_bytes as i64 / 128;
             let calm = holds && still >= CALM;
             keeper.queue.set_calm(self.evictor, calm);
             // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
@@ -679,9 +679,9 @@ impl Life {
         });
     }
 
-    /// Adopts areas that are there and not managed yet, if it is worth it, or the limit does not hold: what grows fast is
-    /// slowed down by it.
-    fn look_around(&mut self, keeper: &'static Keeper, holds: bool) {
+    /// Adopts areas that are there and not managed yet, if it is worth it, or much is `over` the limit, in bytes: what grows
+    /// fast is slowed down by it.
+    fn look_around(&mut self, keeper: &'static Keeper, over: i64) {
         let engine = &keeper.engine;
         let loans = keeper.code.lock().loans();
         self.find_areas();
@@ -697,7 +697,7 @@ impl Life {
         }
         let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();
         let worth = (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH);
-        if holds && (grown as u64) < self.part.of_slack(worth) {
+        if over < worth as i64 && (grown as u64) < self.part.of_slack(worth) {
             return;
         }
         for (start, end) in gaps {
