@@ -197,11 +197,13 @@ pub fn check(program: &Program, bench: &Bench) -> Result<()> {
     let natural_limit = Duration::from_secs(bench.size.pick(120, 900));
     let plain = run(program, &invocation, &[], &plain_dir, natural_limit)
         .map_err(|unfinished| unfinished.error.context("the native run"))?;
+    // Where a short run of several threads had one of them at work at a time, a quarter is less than the least that works.
     let limit_bytes = match program.limit {
         Limit::Quarter => plain.peak.anonymous / 4 + plain.peak.fixed,
         Limit::Tree(part) => plain.peak.anonymous / part + plain.peak.fixed,
         Limit::Fixed(bytes) => bytes,
-    };
+    }
+    .max(16 << 20);
     let mut row = Row {
         name: program.name,
         natural_bytes: plain.peak.anonymous,
