@@ -389,16 +389,22 @@ impl<K: Kernel> Engine<K> {
         };
         let moved = self.kernel.move_pages(self.frames.huge_address(huge), block_start, BLOCK, false);
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
-        if done == 0 {
-            if matches!(moved, Err(partial) if partial.errno == Errno::EXIST) {
+        if let (0, Err(partial)) = (done, moved) {
+            if partial.errno == Errno::EXIST {
                 self.empty_touched(self.frames.huge_address(huge), BLOCK);
             }
             self.frames.huge_emptied(huge);
-            self.policy.lock().keep(turn);
-            if matches!(moved, Err(partial) if partial.errno == Errno::BUSY) {
-                out.was_busy(block_start);
+            let mut policy = self.policy.lock();
+            match partial.errno {
+                // An unread event stops the others that are looked at, too.
+                Errno::AGAIN | Errno::NOENT | Errno::EXIST => policy.keep(turn),
+                Errno::BUSY => {
+                    policy.keep(turn);
+                    out.was_busy(block_start);
+                }
+                // Read-only, locked.
+                _ => policy.park(turn),
             }
-            // An unread event stops the others that are looked at, too.
             return Some(Left::Some);
         }
         let whole = done == BLOCK_PAGES && self.is_one_page(self.frames.huge_address(huge));
