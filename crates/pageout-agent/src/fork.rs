@@ -255,11 +255,11 @@ pub fn settle() {
     if keeper::active().is_none() {
         return;
     }
-    let mask = sys::block_signals_from_elsewhere();
-    take_turn();
-    ask(SETTLE);
-    let_next();
-    sys::set_signals(mask);
+    sys::quietly(|| {
+        take_turn();
+        ask(SETTLE);
+        let_next();
+    });
 }
 
 fn take_turn() {

@@ -204,7 +204,8 @@ pub fn map_shared(file: &OwnedFd, len: usize) -> Result<usize, Errno> {
 /// what that one manages. The first, or an error as the kernel says it.
 #[no_mangle]
 pub extern "C" fn pageout_agent_map(len: usize, align: usize) -> isize {
-    quietly(|| take(len, align)).map_or_else(|errno| -(errno.raw_os_error() as isize), |start| start as isize)
+    let taken = sys::quietly(|| take(len, align));
+    taken.map_or_else(|errno| -(errno.raw_os_error() as isize), |start| start as isize)
 }
 
 /// Takes back what [`pageout_agent_map`] gave.
@@ -213,15 +214,7 @@ pub extern "C" fn pageout_agent_map(len: usize, align: usize) -> isize {
 /// Nobody has addresses in it any more.
 #[no_mangle]
 pub unsafe extern "C" fn pageout_agent_unmap(start: usize, len: usize) {
-    quietly(|| unmap(start, len));
-}
-
-/// A handler that faults in `work` would wait for servers, and these may wait for the lock.
-fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    let mask = sys::block_signals_from_elsewhere();
-    let done = work();
-    sys::set_signals(mask);
-    done
+    sys::quietly(|| unmap(start, len));
 }
 
 /// What was just mapped is neither locked (mlockall(MCL_FUTURE) of the program) nor in children.

@@ -80,6 +80,15 @@ pub fn block_signals_from_elsewhere() -> u64 {
     set_signals(own.iter().fold(!0, |mask, signal| mask & !(1 << (signal - 1))))
 }
 
+/// Does what a handler of the program must not run amid: who faults there would wait for servers, and these may wait for what
+/// `work` holds.
+pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let mask = block_signals_from_elsewhere();
+    let done = work();
+    set_signals(mask);
+    done
+}
+
 /// Blocks every signal for the calling task; returns the mask before.
 pub fn block_signals() -> u64 {
     set_signals(!0)

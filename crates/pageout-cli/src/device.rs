@@ -449,7 +449,7 @@ fn header_of(file: &File, name: &str, held: u64) -> Result<Option<u64>> {
     if !header.bad_pages().is_empty() {
         bail!("{name}: its header lists {} bad pages; name a device without", header.bad_pages().len());
     }
-    Ok(Some((u64::from(header.last_page()) + 1) * PAGE))
+    Ok(Some(header.bytes()))
 }
 
 /// Whether the kernel swaps to this file.

@@ -162,7 +162,7 @@ impl Header {
 
     /// The bytes that the header speaks of, its own page included: what lies beyond is not for swap.
     pub fn bytes(&self) -> u64 {
-        (u64::from(self.last_page) + 1) * PAGE as u64
+        bytes_to(self.last_page)
     }
 
     /// The device's UUID.
@@ -210,7 +210,7 @@ impl Header {
         if last_page == 0 {
             return Err(HeaderError::Empty);
         }
-        let header_len = (u64::from(last_page) + 1) * PAGE as u64;
+        let header_len = bytes_to(last_page);
         if header_len > device_len {
             return Err(HeaderError::Size { header: header_len, device: device_len });
         }
@@ -272,6 +272,11 @@ impl Header {
         unsafe { device.write_batch(&[run], &mut result) };
         result[0].and_then(|()| device.flush()).map_err(HeaderError::Io)
     }
+}
+
+/// The bytes from the header's own page to the end of `last_page`.
+fn bytes_to(last_page: u32) -> u64 {
+    (u64::from(last_page) + 1) * PAGE as u64
 }
 
 /// The first bytes of a device, aligned for O_DIRECT.

@@ -1,6 +1,6 @@
 //! Linux through userfaultfd, PAGEMAP_SCAN and /proc/self.
 
-use super::{Event, Fault, Found, Kernel, Place};
+use super::{Event, Fault, Found, Kernel};
 use crate::call::call;
 use core::fmt;
 use linux_raw_sys::general as raw;
@@ -14,7 +14,7 @@ use rustix::io::{pread, Errno};
 use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
 use rustix::process::{getpriority_process, Pid};
-use rustix::thread::{sched_getaffinity, sched_setaffinity, sched_yield};
+use rustix::thread::{sched_getaffinity, sched_setaffinity, sched_yield, CpuSet};
 
 /// The running kernel, for the address space of the caller.
 pub struct Linux {
@@ -24,7 +24,7 @@ pub struct Linux {
     /// Device and inode of the userfaultfd: each has its own.
     identity: Option<(u64, u64)>,
     /// Where the thread that opened all this may run.
-    home: Place,
+    home: CpuSet,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
@@ -301,6 +301,14 @@ impl Linux {
 }
 
 impl Linux {
+    /// The caller's CPU, and a set of it alone; none where it has a number that no set holds.
+    fn here(&self) -> Option<(usize, CpuSet)> {
+        let here = self.cpu();
+        let mut only = CpuSet::new();
+        (here < CpuSet::MAX_CPU).then(|| only.set(here))?;
+        Some((here, only))
+    }
+
     /// Ends fault delivery for frames: unmapping them raises no event then, for which nobody might be left to read it.
     pub fn unregister(&self, start: usize, len: usize) {
         let _ = self.uffd.unregister(start, len);
@@ -401,12 +409,10 @@ impl Kernel for Linux {
         // The thread is blocked in its fault, so it does not change its own affinity meanwhile.
         let pid = Pid::from_raw(thread as i32);
         let Ok(free) = sched_getaffinity(pid) else { return };
-        let here = self.cpu();
-        if free.count() < 2 || here >= Place::MAX_CPU || !free.is_set(here) {
+        let Some((here, only)) = self.here() else { return };
+        if free.count() < 2 || !free.is_set(here) {
             return;
         }
-        let mut only = Place::new();
-        only.set(here);
         if sched_setaffinity(pid, &only).is_ok() {
             // It may run before we do again, but finds its page missing still: not one instruction of the program runs
             // while it is held here, and no thread that it makes inherits that.
@@ -416,12 +422,7 @@ impl Kernel for Linux {
     }
 
     fn settle_here(&self) -> bool {
-        let mut only = Place::new();
-        let here = self.cpu();
-        if here >= Place::MAX_CPU {
-            return false;
-        }
-        only.set(here);
+        let Some((_, only)) = self.here() else { return false };
         sched_setaffinity(None, &only).is_ok() && getpriority_process(None).is_ok_and(|nice| nice < 0)
     }
 

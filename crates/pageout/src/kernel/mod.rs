@@ -63,9 +63,6 @@ pub enum Event {
     },
 }
 
-/// Where a thread may run.
-pub type Place = rustix::thread::CpuSet;
-
 /// What the engine asks of the kernel.
 pub trait Kernel: Send + Sync {
     /// Starts fault delivery for a range. Events lock held exclusively.
