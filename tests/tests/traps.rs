@@ -63,6 +63,10 @@ fn main() -> ExitCode {
     for count in [2, 24] {
         trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
     }
+    // Both had a swap of 1 GiB full while most of it was unused.
+    for (name, size) in [("tree-many", 480 << 20), ("tree-turns", 640 << 20)] {
+        trials.push(beside_others(name.into(), move || settings.shares_swap(name, size)));
+    }
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -151,7 +155,10 @@ impl Settings {
         let mut command = Command::new(self.pageout.clone()?);
         command.args(["run", "--memory", &in_mib(limit), "--stats"]).arg(&stats).args(&self.run_args);
         // Without `--swap` it is a file in TMPDIR.
-        if !self.on_file && !ON_FILE.contains(&arguments[0].as_str()) {
+        let name = arguments[0].as_str();
+        if ["tree-many", "tree-turns"].contains(&name) {
+            command.args(["--swap", "mem,size=1G"]);
+        } else if !self.on_file && !ON_FILE.contains(&name) {
             command.args(["--swap", "mem"]);
         }
         command.args(["--", TRAP]).args(arguments).env("TMPDIR", directory);
@@ -339,6 +346,18 @@ impl Settings {
         let done = self.finish(run.command, Vec::new())?;
         check_ok(&done)?;
         some_out(&run.stats).map(drop)
+    }
+
+    /// Programs whose memory fits into the swap, `size` at a time: none finds it full.
+    fn shares_swap(&self, name: &str, size: usize) -> Result<(), Failed> {
+        let run = self.under_pageout(64 << 20, &self.arguments(name, size))?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        if !done.stderr.is_empty() {
+            return Err(format!("said on standard error: {}", done.stderr).into());
+        }
+        eprintln!("{name}: {:.1?}, {} pages out", done.wall, some_out(&run.stats)?);
+        Ok(())
     }
 
     /// Processes that do to each other whatever comes, and check their memory; `TRAP_TORTURE` seconds.

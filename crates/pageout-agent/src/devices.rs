@@ -7,6 +7,7 @@ use crate::keeper::Keeper;
 use crate::link::{Link, Unasked};
 use crate::{sys, task};
 use alloc::boxed::Box;
+use core::sync::atomic::Ordering;
 use pageout::device::{FileDevice, FileOptions};
 use pageout::slot::DeviceConfig;
 use pageout::swap::swapin::Incoming;
@@ -57,6 +58,7 @@ impl Devices {
             rotational: settings.flags & 2 != 0,
             slots: 0,
             first: u64::from(settings.flags & 4 != 0),
+            trunk_clusters: settings.trunk_clusters.into(),
         };
         let failed = match FileDevice::from_fd(fd, FileOptions::default()) {
             Ok(device) => place
@@ -73,6 +75,13 @@ impl Devices {
 
     /// Does what run said. `keeper`: if the engine works.
     pub fn listen(&mut self, (message, fd): Unasked, link: &Link, keeper: Option<&'static Keeper>) {
+        if message.kind == Kind::Short as u32 {
+            if let Some(keeper) = keeper {
+                keeper.is_short.store(true, Ordering::Relaxed);
+                keeper.engine.kick();
+            }
+            return;
+        }
         let number = message.a as usize;
         if number >= DEVICES {
             return;

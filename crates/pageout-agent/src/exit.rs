@@ -5,8 +5,11 @@
 //! Control blocks are pinned when their thread starts; mutexes when it ends, which a destructor of
 //! thread-specific data learns in time, whether the thread returns, calls `pthread_exit` or is cancelled. A
 //! process that is killed tells nobody: then the list of mutexes ends where a page is out.
+//!
+//! Threads that are made past pthread say where that word is as they are made, or by `set_tid_address`: it is pinned then. What
+//! is made by instructions of the program's own is not seen, nor are such threads' lists of mutexes.
 
-use crate::{fork, sys};
+use crate::{fork, sys, wrap};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering};
@@ -63,11 +66,7 @@ fn control_block() -> usize {
 pub fn enter_thread() {
     let block = control_block();
     // The static thread-local block lies below it, the thread's descriptor above.
-    let places = [block - 0x1000, block, block + 0x1000];
-    let known = places.iter().all(|place| PINS.is_pinned(*place));
-    for place in places {
-        PINS.pin(place);
-    }
+    let known = pin([block - 0x1000, block, block + 0x1000]);
     for slot in &BLOCKS {
         match slot.compare_exchange(0, block, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => break,
@@ -86,6 +85,24 @@ pub fn enter_thread() {
         // SAFETY: our own key; any value but null is taken to the destructor.
         unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
     }
+}
+
+/// Pins places; whether all of them were.
+fn pin<const N: usize>(places: [usize; N]) -> bool {
+    let known = places.iter().all(|place| PINS.is_pinned(*place));
+    for place in places {
+        PINS.pin(place);
+    }
+    known
+}
+
+/// Has a word stay that the kernel clears when a thread ends, if it can be written.
+pub fn keep_word(address: usize) {
+    if address != 0 && !pin([address, address + 3]) {
+        fork::settle();
+    }
+    // If it went out before it was pinned, it comes in now. What is no memory is the kernel's to refuse.
+    wrap::bring_in(address, 4);
 }
 
 fn touch(address: usize) {

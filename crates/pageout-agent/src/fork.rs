@@ -10,13 +10,11 @@
 
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
-use crate::{dispatch, exit, heir, memory, sys, twin};
-use alloc::ffi::CString;
+use crate::{dispatch, exit, heir, memory, program, sys, twin};
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use rustix::fs::stat;
-use rustix::io::Errno;
 use rustix::process::{geteuid, getuid};
 use rustix::thread::futex;
 
@@ -35,6 +33,8 @@ const BEQUEATHED: u32 = 8;
 /// He has a child, or has none.
 const CLONED: u32 = 9;
 const CHILDLESS: u32 = 10;
+/// Tenths of a second that a keeper waits at its end for a fork that is under way.
+const END_TENTHS: usize = 20;
 /// So many pages come home rather than be inherited.
 const FEW: usize = 256;
 
@@ -99,8 +99,7 @@ pub fn child_inherits() {
         match HEIR.load(Ordering::SeqCst) {
             READY => break,
             WAITING if patience > 0 && keeper::is_there() => {
-                let tenth = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-                let _ = futex::wait(&HEIR, futex::Flags::PRIVATE, WAITING, Some(&tenth));
+                sys::wait_a_tenth(&HEIR, WAITING, futex::Flags::PRIVATE);
                 patience -= 1;
             }
             _ => {
@@ -252,18 +251,39 @@ pub fn cloned(is_child: bool) {
 /// Returns when every eviction that was decided before the call is done: none that comes later takes a unit that
 /// is pinned by now.
 pub fn settle() {
-    if keeper::active().is_none() {
-        return;
-    }
+    let Some(keeper) = keeper::active() else { return };
+    // During a fork that is so, and whoever forks may wait for this thread, in a handler of fork.
+    let is_so = || {
+        keeper.engine.stands_still() && matches!(GATE.load(Ordering::SeqCst), GRANTED | GRANTED_OUT | REFUSED)
+    };
+    let moment = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     sys::quietly(|| {
-        take_turn();
-        ask(SETTLE);
-        let_next();
+        while !is_so() {
+            if try_turn() {
+                ask(SETTLE);
+                return let_next();
+            }
+            let _ = futex::wait(&TURN, futex::Flags::PRIVATE, 1, Some(&moment));
+        }
     });
 }
 
+/// Does what no fork by another thread may come into.
+pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
+    sys::quietly(|| {
+        take_turn();
+        let done = work();
+        let_next();
+        done
+    })
+}
+
+fn try_turn() -> bool {
+    TURN.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+}
+
 fn take_turn() {
-    while TURN.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
+    while !try_turn() {
         let _ = futex::wait(&TURN, futex::Flags::PRIVATE, 1, None);
     }
 }
@@ -298,18 +318,16 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
 
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
 fn child_finds_run(maps: &mut Maps) -> bool {
-    let path =
-        |file: &str| CString::new(alloc::format!("/proc/{}/{file}", keeper::listed())).unwrap_or_default();
     let own = alloc::format!("Uid:\t{}\t{}\t", getuid().as_raw(), geteuid().as_raw());
     let mut same_user = true;
-    maps.read(&path("status"), |line| {
+    maps.read(&program::file("status"), |line| {
         if line.starts_with(b"Uid:") {
             same_user = line.starts_with(own.as_bytes());
         }
     });
     let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
     // Some may not be asked for theirs.
-    same_user && root(&path("root")).is_none_or(|its| root(c"/") == Some(its))
+    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its))
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
@@ -319,11 +337,12 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
         keeper.code.lock().was_forked(&keeper.engine.kernel);
     }
     keeper.code.lock().pair(maps);
-    let Some((still, file)) = heir::bequeath(&keeper.engine) else {
+    let Some((mut still, file)) = heir::bequeath(&keeper.engine) else {
         keeper.code.lock().keep();
         return false;
     };
     let Some(token) = keeper.lend(&file) else {
+        keeper.engine.cloned(&mut still);
         drop(still);
         keeper.code.lock().keep();
         file.give_up(&keeper.engine);
@@ -332,32 +351,56 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
     heir::TOKEN.store(token, Ordering::SeqCst);
     keeper.code.lock().lend();
     answer(BEQUEATHED);
-    let end = heard_after(BEQUEATHED).unwrap_or(CLONED);
+    let is_child = await_clone(|| file.is_born()) == CLONED;
     keeper.code.lock().keep();
+    file.tell(&keeper.engine.cloned(&mut still));
     drop(still);
-    keeper.lent(token, file, end == CLONED);
+    keeper.lent(token, file, is_child);
+    if GATE.load(Ordering::Acquire) == BEQUEATHED {
+        // The thread waits for its child to become another program (CLONE_VFORK), or was stopped. Others go on.
+        keeper.engine.stand_still(false);
+        keeper.engine.kick();
+        await_clone(|| false);
+    }
     true
 }
 
-/// What the program says after `state`. `None`: it was killed before it could. Then nobody can tell whether it has a
-/// child.
-fn heard_after(state: u32) -> Option<u32> {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+/// What the program says of its clone, or the child by being there. Where it was killed before it could, nobody can
+/// tell whether it has a child.
+fn await_clone(is_born: impl Fn() -> bool) -> u32 {
     loop {
         let now = GATE.load(Ordering::Acquire);
-        if now != state {
-            return Some(now);
+        if now != BEQUEATHED {
+            return now;
         }
-        let tenth = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        let waited = futex::wait(&GATE, futex::Flags::PRIVATE, state, Some(&tenth));
-        if waited == Err(Errno::TIMEDOUT) && sys::same_memory(keeper::program(), me) == Some(false) {
-            return None;
+        let is_over = sys::wait_a_tenth(&GATE, BEQUEATHED, futex::Flags::PRIVATE);
+        if is_over && (is_born() || program::is_gone()) {
+            return CLONED;
         }
+    }
+}
+
+/// Before the keeper ends: the program says no more of a clone that was under way, and its child, if there is one, waits
+/// for what it is told.
+pub fn end() {
+    // Not stored again: by then there may be an answer.
+    if GATE.compare_exchange(BEQUEATHED, CLONED, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        wake_gate();
+    }
+    for _ in 0..END_TENTHS {
+        if GATE.load(Ordering::Acquire) != CLONED {
+            break;
+        }
+        sys::wait_a_tenth(&GATE, CLONED, futex::Flags::PRIVATE);
     }
 }
 
 fn answer(state: u32) {
     GATE.store(state, Ordering::Release);
+    wake_gate();
+}
+
+fn wake_gate() {
     let _ = futex::wake(&GATE, futex::Flags::PRIVATE, u32::MAX >> 1);
 }
 

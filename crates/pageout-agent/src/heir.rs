@@ -1,21 +1,24 @@
 //! What goes from a process to the child of its fork, by a file that `run` passes on. See `pageout::swap::heir`.
 
-use crate::memory;
+use crate::{memory, sys, wrap};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::engine::{Engine, Key};
 use pageout::kernel::{Kernel, Linux};
 use pageout::space::discover::Area;
-use pageout::space::{Regions, PAGE};
-use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, AREAS_AT};
+use pageout::space::{Change, Region, Regions, PAGE};
+use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, AREAS_AT, CHANGES_AT, MOST_CHANGES};
+use pageout::swap::moved::Moved;
 use pageout::sync::WriteGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{fcntl_add_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};
+use rustix::thread::futex;
 
 /// The bequest that was made last: what the child asks for.
 pub static TOKEN: AtomicU64 = AtomicU64::new(0);
-/// More areas and heirlooms than were counted: threads go on until the lock is there.
-const MORE_AREAS: usize = 256;
+/// More areas and heirlooms than were counted: threads go on until the lock is there, and what has grown in place comes
+/// to the areas, page by page if need be.
+const MORE_AREAS: usize = 8192;
 const MORE_HEIRLOOMS: usize = 4096;
 
 /// A bequest's file, mapped.
@@ -58,6 +61,45 @@ impl File {
         let at = heirlooms_at(self.first().areas as usize);
         // SAFETY: the same.
         unsafe { core::slice::from_raw_parts((self.base + at) as *const _, self.first().heirlooms as usize) }
+    }
+
+    /// For the child: the clone is through.
+    pub fn is_born(&self) -> bool {
+        self.first().born.load(Ordering::Relaxed) != 0
+    }
+
+    /// To the child, once it is there: what changed since all was written down.
+    pub fn tell(&self, changes: &[Change]) {
+        for (i, change) in changes.iter().take(MOST_CHANGES).enumerate() {
+            // SAFETY: inside the mapping; the child reads it when it is told.
+            unsafe { ((self.base + CHANGES_AT) as *mut Change).add(i).write(*change) };
+        }
+        let told = &self.first().told;
+        told.store(1 + changes.len() as u32, Ordering::Release);
+        let _ = futex::wake(told, futex::Flags::empty(), 1);
+    }
+
+    /// In the child: says that it is there, and waits for what changed. `None`: there was no room for it, or the parent's
+    /// keeper has ended.
+    fn changes(&self) -> Option<&[Change]> {
+        self.first().born.store(1, Ordering::Relaxed);
+        let told = &self.first().told;
+        let mut patience = 600;
+        loop {
+            match told.load(Ordering::Acquire) {
+                0 if patience == 0 => return None,
+                0 => {
+                    patience -= 1;
+                    sys::wait_a_tenth(told, 0, futex::Flags::empty());
+                }
+                count if count as usize > 1 + MOST_CHANGES => return None,
+                // SAFETY: inside the mapping, written before.
+                count => unsafe {
+                    let first = (self.base + CHANGES_AT) as *const Change;
+                    return Some(core::slice::from_raw_parts(first, count as usize - 1));
+                },
+            }
+        }
     }
 
     /// What the parent's checksums were made with.
@@ -110,7 +152,14 @@ pub fn bequeath(engine: &Engine<Linux>) -> Option<(WriteGuard<'_, Regions>, File
     // SAFETY: the same.
     let first = unsafe { &mut *(file.base as *mut Bequest) };
     (first.areas, first.heirlooms, first.key) = (areas as u32, count as u64, engine.key);
-    let Some(regions) = taken.filter(|regions| regions.iter().count() <= areas) else {
+    let regions = taken.and_then(|mut regions| {
+        let fits = regions.iter().count() <= areas;
+        if !fits {
+            engine.cloned(&mut regions);
+        }
+        fits.then_some(regions)
+    });
+    let Some(regions) = regions else {
         file.give_up(engine);
         return None;
     };
@@ -128,53 +177,79 @@ pub fn bequeath(engine: &Engine<Linux>) -> Option<(WriteGuard<'_, Regions>, File
 pub struct Taking {
     /// What is registered now.
     pub registered: Vec<(usize, usize)>,
-    /// Of that, what children keep.
-    kept: Vec<(usize, usize)>,
+    /// Private memory of no file, what the parent had marked of it, and what begins empty in children.
+    there: Regions,
+    marked: Regions,
+    wiped: Regions,
     last: Option<(usize, usize)>,
-    failed: bool,
+    moved: Option<Moved>,
 }
 
 impl Taking {
     /// Nothing yet.
     pub fn new() -> Self {
-        Self { registered: Vec::new(), kept: Vec::new(), last: None, failed: false }
+        Self {
+            registered: Vec::new(),
+            there: Regions::default(),
+            marked: Regions::default(),
+            wiped: Regions::default(),
+            last: None,
+            moved: None,
+        }
     }
 
     /// A line of /proc/self/smaps.
-    pub fn step(&mut self, line: &[u8], file: &File, kernel: &Linux) {
+    pub fn step(&mut self, line: &[u8]) {
         if let Some(area) = Area::parse(line) {
             let private = area.permissions.get(3) == Some(&b'p');
-            self.last = (private && !area.name.starts_with(b"/")).then_some((area.start, area.end));
+            let is_theirs = private && !area.name.starts_with(b"/") && !memory::is_own(area.start, area.end);
+            self.last = is_theirs.then_some((area.start, area.end));
             return;
         }
         let Some(flags) = line.strip_prefix(b"VmFlags:") else { return };
         let Some((start, end)) = self.last.take() else { return };
-        let wiped = flags.split(|byte| *byte == b' ').any(|flag| flag == b"wf");
-        for [from, to] in file.areas() {
-            let (from, to) = (start.max(*from as usize), end.min(*to as usize));
-            if from >= to {
-                continue;
-            }
-            if kernel.register(from, to - from).is_ok() {
-                self.registered.push((from, to));
-                if !wiped {
-                    self.kept.push((from, to));
-                }
-            } else {
-                let inside = |heirloom: &Heirloom| (from..to).contains(&(heirloom.page as usize));
-                self.failed |= !wiped && file.heirlooms().iter().any(inside);
-            }
+        let has = |name: &[u8]| flags.split(|byte| *byte == b' ').any(|flag| flag == name);
+        self.there.insert(Region { start, end });
+        if has(b"rr") {
+            self.marked.insert(Region { start, end });
+        }
+        if has(b"wf") {
+            self.wiped.insert(Region { start, end });
         }
     }
 
-    /// The last step, once the engine is there and has taken up what is registered. False: something that is out cannot
-    /// be had.
-    pub fn finish(self, file: &File, engine: &Engine<Linux>) -> bool {
-        let kept = &self.kept;
-        engine.inherit(file.heirlooms(), |page| {
-            let after = kept.partition_point(|(_, end)| *end <= page);
-            kept.get(after).is_some_and(|(start, _)| *start <= page)
-        });
-        !self.failed
+    /// After the last line: registers. False: it is not known what the child has, or something that is out cannot be had.
+    #[must_use]
+    pub fn register(&mut self, file: &File, kernel: &Linux) -> bool {
+        let Some(changes) = file.changes() else { return false };
+        let mut areas = Regions::default();
+        for [start, end] in file.areas() {
+            areas.insert(Region { start: *start as usize, end: *end as usize });
+        }
+        let marked = core::mem::take(&mut self.marked);
+        let there = core::mem::take(&mut self.there);
+        let moved = Moved::new(&areas, there, marked, changes, wrap::keeps_from_children());
+        let mut refused = Regions::default();
+        // What had grown in place is marked as well. What the program itself gave this advice is like any other.
+        for Region { start, end } in moved.parents() {
+            let _ = kernel.mark(start, end - start, false);
+            if kernel.register(start, end - start).is_ok() {
+                self.registered.push((start, end));
+            } else {
+                refused.insert(Region { start, end });
+            }
+        }
+        let mut all = file.heirlooms().iter().map(|heirloom| moved.place(heirloom.page as usize));
+        let is_had = all.all(|place| place.is_ok_and(|at| at.is_none_or(|at| refused.find(at).is_none())));
+        self.moved = Some(moved);
+        is_had
+    }
+
+    /// The last step, once the engine is there and has taken up what is registered.
+    pub fn finish(self, file: &File, engine: &Engine<Linux>) {
+        if let Some(moved) = self.moved {
+            let place = |page| moved.place(page).ok().flatten();
+            engine.inherit(file.heirlooms(), |page| place(page).filter(|at| self.wiped.find(*at).is_none()));
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::maps::Maps;
 use crate::part::Part;
-use crate::{exit, fork, heir, memory, sys, task, wrap};
+use crate::{exit, fork, heir, memory, program, sys, task, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -69,8 +69,17 @@ const REST: u64 = 2_000_000_000;
 /// Who was found short of memory counts as short for so long (ns): others let what it lacks leave without stopping
 /// between two of its faults, which may take 2 MiB each.
 const SHORT_FOR: u64 = 20_000_000;
-/// Clusters that are discarded in one rest of the evictor at most.
-const DISCARDS: usize = 64;
+/// Trunks that go back, and clusters that are discarded, in one rest of the evictor at most.
+const GIVEN: usize = 64;
+/// Empty trunks of each device that stay: who grows and shrinks by less does not ask for each.
+const KEPT: usize = 1;
+/// How long (ns) there must have been no room on any device before the user is told: others may give up some.
+const FULL_FOR: u64 = 500_000_000;
+/// Who cannot do without another process or thread, and finds no room for it, tries again after so many ns, so often.
+const HIRE_AGAIN: i64 = 50_000_000;
+const HIRE_ATTEMPTS: usize = 200;
+/// What to do about that.
+const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -120,6 +129,8 @@ pub struct Keeper {
     queue: Queue,
     /// Rings when a device is to be cleared.
     pub(crate) clearing: Bell,
+    /// Others lack trunks.
+    pub(crate) is_short: AtomicBool,
 }
 
 impl Keeper {
@@ -199,6 +210,26 @@ pub fn start(path: Path) -> bool {
     LISTED.store(listed.unwrap_or(0), Ordering::Relaxed);
     PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     let mask = sys::block_signals();
+    // Who inherits cannot do without.
+    let started =
+        send_messenger() || fork::is_heir() && patiently(|| send_messenger().then_some(())).is_some();
+    if !started && !fork::is_heir() {
+        let line = alloc::format!(
+            "pageout: process {} runs without a limit: no room for its keeper; {MORE_TASKS}\n",
+            program()
+        );
+        // SAFETY: 2 is open or the write fails.
+        let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(2) }, line.as_bytes());
+    }
+    while started && BEGUN.load(Ordering::SeqCst) == 0 && is_there() {
+        sys::wait_a_tenth(&BEGUN, 0, futex::Flags::PRIVATE);
+    }
+    sys::set_signals(mask);
+    started
+}
+
+/// Starts a messenger, which starts the keeper; whether it did.
+fn send_messenger() -> bool {
     // SAFETY: the messenger never returns; its stack is its own.
     let messenger = unsafe { task::start(task::Kind::Messenger, messenger, 0) };
     let mut status = -1i32;
@@ -208,13 +239,15 @@ pub fn start(path: Path) -> bool {
         // SAFETY: the status is written before the call returns.
         let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, to, WCLONE, 0) };
     }
-    let started = status == 0;
-    while started && BEGUN.load(Ordering::SeqCst) == 0 && is_there() {
-        let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        let _ = futex::wait(&BEGUN, futex::Flags::PRIVATE, 0, Some(&tenth));
-    }
-    sys::set_signals(mask);
-    started
+    status == 0
+}
+
+/// Tries `work` until it is done, for ten seconds.
+fn patiently<T>(mut work: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..HIRE_ATTEMPTS).find_map(|_| {
+        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: HIRE_AGAIN });
+        work()
+    })
 }
 
 fn begun() {
@@ -271,6 +304,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let _ = unsafe { sys::call(linux_raw_sys::general::__NR_close, 2, 0, 0, 0) };
     let link: &'static Link = Box::leak(Box::new(link));
     let Ok(stats) = memory::map_shared(&welcome.stats, STATS_BYTES) else { leave(0) };
+    program::mark(stats, STATS_BYTES);
     // SAFETY: zeros are valid counters, and the page stays mapped.
     let stats: &'static Stats = unsafe { &*(stats as *const Stats) };
     Stats::set(&stats.pid, program as u64);
@@ -289,7 +323,6 @@ extern "C" fn keeper(_: usize) -> ! {
         give_up(format_args!("no memory for the keeper of process {program}"))
     };
     let mut life = Life {
-        me,
         watch,
         clock: Clock::of(program),
         link,
@@ -324,7 +357,6 @@ fn leave(status: i32) -> ! {
 }
 
 struct Life {
-    me: u32,
     watch: OwnedFd,
     /// While nothing is registered.
     clock: Option<Clock>,
@@ -402,8 +434,9 @@ impl Life {
         if let Some(clock) = &self.clock {
             clock.hush();
         }
-        if ended || sys::same_memory(program(), self.me) == Some(false) {
+        if ended || program::has_left() {
             if let Some(keeper) = active() {
+                fork::end();
                 self.tell_of_forks(keeper);
             }
             self.part.leave();
@@ -425,10 +458,19 @@ impl Life {
         // the reader of events.
         let mut taking = heir::Taking::new();
         match &heir {
-            Some(file) => self.maps.read(c"/proc/self/smaps", |line| {
-                self.code.extend(Area::parse(line).filter(is_code).map(|area| (area.start, area.end)));
-                taking.step(line, file, &kernel);
-            }),
+            Some(file) => {
+                self.maps.read(c"/proc/self/smaps", |line| {
+                    self.code.extend(Area::parse(line).filter(is_code).map(|area| (area.start, area.end)));
+                    taking.step(line);
+                });
+                if !taking.register(file, &kernel) {
+                    give_up(format_args!(
+                        "process {}: what it inherits cannot be registered, or was moved by another thread during the \
+                         fork and cannot be found; killed",
+                        program()
+                    ));
+                }
+            }
             None => {
                 self.find_areas();
                 let register =
@@ -481,14 +523,12 @@ impl Life {
             bequests,
             code,
             clearing: Bell::new(),
+            is_short: AtomicBool::new(false),
             queue: Queue::new(),
         }));
         keeper.engine.adopt_registered(&taking.registered);
-        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
-            give_up(format_args!(
-                "process {}: memory that it inherits cannot be registered; killed",
-                program()
-            ));
+        if let Some(file) = &heir {
+            taking.finish(file, &keeper.engine);
         }
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
@@ -497,9 +537,14 @@ impl Life {
         Stats::set(&self.stats.active, 1);
         let start = |main: extern "C" fn(usize) -> !| {
             // SAFETY: the keeper lives as long as its process, and none of these returns.
-            let started = unsafe { task::start(task::Kind::Thread, main, keeper as *const Keeper as usize) };
-            started.unwrap_or_else(|errno| {
-                give_up(format_args!("no thread for the engine of process {}: {errno}", program()))
+            let start =
+                || unsafe { task::start(task::Kind::Thread, main, keeper as *const Keeper as usize) }.ok();
+            // Whoever faults waits meanwhile.
+            start().or_else(|| patiently(start)).unwrap_or_else(|| {
+                give_up(format_args!(
+                    "no room for threads of the engine of process {}; {MORE_TASKS}",
+                    program()
+                ))
             })
         };
         self.evictor = start(evict);
@@ -734,9 +779,10 @@ impl Queue {
         Self { calm: AtomicBool::new(false), waits: AtomicBool::new(false) }
     }
 
-    /// From `evictor`, if it may come first: comes back when a CPU is idle, or the limit in danger.
-    fn wait(&self, kernel: &Linux) {
-        while self.calm.load(Ordering::Relaxed) {
+    /// From `evictor`, if it may come first: comes back when a CPU is idle, or the limit in danger, or others `lack` what
+    /// it has to give.
+    fn wait(&self, kernel: &Linux, lack: &AtomicBool) {
+        while self.calm.load(Ordering::Relaxed) && !lack.load(Ordering::Relaxed) {
             self.waits.store(true, Ordering::SeqCst);
             let asked = kernel.now();
             sys::wait_behind(|| self.waits.swap(false, Ordering::SeqCst));
@@ -764,28 +810,44 @@ extern "C" fn evict(keeper: usize) -> ! {
     let engine = &keeper.engine;
     let mut out = Box::new(Outgoing::new());
     let is_first = sys::go_first();
-    let mut told = false;
+    let (mut full_since, mut told) = (None, false);
     loop {
-        // There may be more devices since.
-        told &= engine.place.is_full();
         let wanted = engine.wanted.heard();
         if is_first {
-            keeper.queue.wait(&engine.kernel);
+            keeper.queue.wait(&engine.kernel, &keeper.is_short);
         }
         let round = engine.balance(&mut out);
-        if round == Round::Stuck && !told && engine.place.is_full() {
-            told = true;
-            keeper.link.log(
-                1,
-                format_args!("swap is full: process {} grows beyond its limit; give more with -s", program()),
-            );
+        if keeper.is_short.swap(false, Ordering::Relaxed) {
+            for _ in 0..GIVEN {
+                if !engine.place.give_back(0) {
+                    break;
+                }
+            }
+        }
+        let (is_full, is_idle) = (engine.place.is_full(), round == Round::Idle);
+        // There has been room since, and it was enough.
+        told &= is_full || !is_idle;
+        if !is_full || is_idle {
+            full_since = None;
+        } else if round == Round::Stuck && !told {
+            let now = engine.kernel.now();
+            told = now - *full_since.get_or_insert(now) >= FULL_FOR;
+            if told {
+                keeper.link.log(
+                    1,
+                    format_args!(
+                        "swap is full: process {} grows beyond its limit; give more with -s",
+                        program()
+                    ),
+                );
+            }
         }
         let Some(nap) = round.nap_ns() else { continue };
         engine.wanted.wait(wanted, nap);
         // Nobody has called for so long: what is free is given back. Under load it is written again at once.
-        let rests = || round == Round::Idle && engine.wanted.heard() == wanted;
-        for _ in 0..DISCARDS {
-            if !rests() || !engine.place.discard() {
+        let rests = || is_idle && engine.wanted.heard() == wanted;
+        for _ in 0..GIVEN {
+            if !rests() || !engine.place.give_back(KEPT) && !engine.place.discard() {
                 break;
             }
         }

@@ -25,6 +25,7 @@
 //! | dispatch | libc's clone under our control |
 //! | code | what a fork past libc does not get |
 //! | twin | how one that asks gets it all the same |
+//! | remap | `mremap` over what would be one mapping without us |
 //! | exit | what the kernel touches when a thread exits |
 //! | wrap | the functions of libc that are replaced |
 #![no_std]
@@ -42,6 +43,8 @@ mod link;
 mod maps;
 mod memory;
 mod part;
+mod program;
+mod remap;
 mod sys;
 mod task;
 mod twin;

@@ -4,6 +4,7 @@
 //! says unasked; what comes before an answer is kept for it.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, LockClass};
@@ -226,13 +227,15 @@ impl core::fmt::Write for Cut<'_> {
 }
 
 impl Lessor for &'static Link {
-    fn lease(&self, serial: usize) -> Option<u32> {
+    fn lease(&self, serial: usize) -> Option<Range<u32>> {
         let question = Message::new(Kind::Lease, serial as u64, 0, 0);
         let (answer, _) = self.ask(&question, Kind::Leased)?;
-        (answer.a == serial as u64 && answer.b != NONE).then_some(answer.b as u32)
+        (answer.a == serial as u64 && answer.b != NONE)
+            .then_some(answer.b as u32..(answer.b + answer.c) as u32)
     }
 
-    fn give_back(&self, serial: usize, trunk: u32) {
-        self.tell(&Message::new(Kind::Return, serial as u64, trunk as u64, 0), None);
+    fn give_back(&self, serial: usize, trunk: u32) -> bool {
+        let _turn = self.turn.lock();
+        self.send(&Message::new(Kind::Return, serial as u64, trunk as u64, 0), None).is_ok()
     }
 }

@@ -1,9 +1,11 @@
 //! System calls that rustix has no name for, raw: no errno, no thread-local state.
 
 use core::arch::asm;
+use core::sync::atomic::AtomicU32;
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::thread::{futex, Timespec};
 
 /// A system call with up to four arguments.
 ///
@@ -87,6 +89,12 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     let done = work();
     set_signals(mask);
     done
+}
+
+/// Waits until somebody is woken by `word`, which is `was`, or a tenth of a second. Is that over?
+pub fn wait_a_tenth(word: &AtomicU32, was: u32, flags: futex::Flags) -> bool {
+    let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    futex::wait(word, flags, was, Some(&tenth)) == Err(Errno::TIMEDOUT)
 }
 
 /// Blocks every signal for the calling task; returns the mask before.

@@ -83,6 +83,7 @@ pub unsafe fn start(kind: Kind, main: extern "C" fn(usize) -> !, argument: usize
     #[cfg(not(target_arch = "x86_64"))]
     compile_error!("pageout-agent: this architecture has no clone yet");
     if result < 0 {
+        memory::unmap(base, STACK + TLS);
         Err(Errno::from_raw_os_error(-result as i32))
     } else {
         Ok(result as u32)

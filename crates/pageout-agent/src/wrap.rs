@@ -7,20 +7,22 @@
 //! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
+//! | mremap | what is registered at different times are several mappings: see `remap` |
 //! | mlockall | the engine's memory would be locked as well, populated, and counted |
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
+//! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
 //!
 //! What a program calls without libc, by instructions of its own, is out of reach.
 
 use crate::maps::Maps;
-use crate::{dispatch, exit, fork, keeper, memory, sys};
+use crate::{dispatch, exit, fork, keeper, memory, remap, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
@@ -176,6 +178,14 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
     }) as c_int
 }
 
+/// Does the program keep memory from its children? Said for good.
+static DONT_FORK: AtomicBool = AtomicBool::new(false);
+
+/// See [`DONT_FORK`].
+pub fn keeps_from_children() -> bool {
+    DONT_FORK.load(Ordering::Relaxed)
+}
+
 /// Memory that the kernel populates without letting anybody else change mappings: bytes, a millisecond.
 const POPULATED: usize = 4 << 20;
 const POPULATE_READ: c_int = raw::MADV_POPULATE_READ as c_int;
@@ -252,6 +262,23 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, len, access, flags, fd, offset) }
 }
 
+/// See the table of this module. Takes what libc's takes in `...`, there or not.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    answer(unsafe { remap::remap(old as usize, old_len, new_len, flags as usize, new as usize) })
+        as *mut c_void
+}
+
 /// See the table of this module.
 ///
 /// # Safety
@@ -287,6 +314,9 @@ fn advise(
     const FREE: c_int = raw::MADV_FREE as c_int;
     const DONTNEED: c_int = raw::MADV_DONTNEED as c_int;
     const GUARD_INSTALL: c_int = 102;
+    if advice == raw::MADV_DONTFORK as c_int {
+        DONT_FORK.store(true, Ordering::Relaxed);
+    }
     let given = call(advice);
     // A hole stops neither the first nor the second.
     let all = matches!(advice, FREE | GUARD_INSTALL)
@@ -660,8 +690,8 @@ extern "C" {
     ) -> c_long;
 }
 
-/// Brings in what a clone reads or writes: after [`fork::bequeath`] nobody gets a page until it is done.
-fn bring_in(address: usize, len: usize) {
+/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done.
+pub fn bring_in(address: usize, len: usize) {
     let start = address & !(PAGE - 1);
     let len = address.wrapping_add(len).wrapping_sub(start);
     // SAFETY: changes no content. What is not memory is the clone's to refuse.
@@ -675,6 +705,14 @@ fn bring_in_ids(flags: u64, parent: usize, child: usize) {
     }
     if flags & u64::from(raw::CLONE_CHILD_SETTID) != 0 {
         bring_in(child, 4);
+    }
+}
+
+/// Has the word stay that the kernel clears when a clone's child ends, if that shares the memory.
+fn keep_word(flags: u64, child: usize) {
+    const BOTH: u64 = (raw::CLONE_VM | raw::CLONE_CHILD_CLEARTID) as u64;
+    if flags & BOTH == BOTH {
+        exit::keep_word(child);
     }
 }
 
@@ -695,6 +733,7 @@ pub unsafe extern "C" fn clone(
     // SAFETY: libc's function of that name.
     let next: Clone = unsafe { core::mem::transmute(CLONE.get()) };
     let (Some(start), false, false) = (main, stack.is_null(), flags as u32 & raw::CLONE_VM != 0) else {
+        keep_word(flags as u64, child as usize);
         // SAFETY: as the caller promises.
         return unsafe { next(main, stack, flags, argument, parent, tls, child) };
     };
@@ -762,9 +801,36 @@ core::arch::global_asm!(
     ".size pageout_bare_syscall, . - pageout_bare_syscall",
 );
 
+// The same after a look at the arguments, with nothing on the stack: the child may return on another.
+core::arch::global_asm!(
+    ".type pageout_kept_syscall, @function",
+    ".hidden pageout_kept_syscall",
+    "pageout_kept_syscall:",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push rcx",
+    "push r8",
+    "push r9",
+    "sub rsp, 8",
+    "call {keep}",
+    "add rsp, 8",
+    "pop r9",
+    "pop r8",
+    "pop rcx",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "jmp pageout_bare_syscall",
+    ".size pageout_kept_syscall, . - pageout_kept_syscall",
+    keep = sym keep_word_by_number,
+);
+
 extern "C" {
     #[link_name = "pageout_bare_syscall"]
     fn bare(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    #[link_name = "pageout_kept_syscall"]
+    fn kept(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
 }
 
 /// See the table of this module. Takes what libc's takes in `...`, there or not. A clone's child on a stack of its
@@ -787,6 +853,7 @@ pub unsafe extern "C" fn syscall(
         match number as u32 {
             raw::__NR_madvise
             | raw::__NR_process_madvise
+            | raw::__NR_mremap
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
@@ -798,6 +865,7 @@ pub unsafe extern "C" fn syscall(
             {
                 by_number(number, a, b, c, d, e, f)
             }
+            raw::__NR_clone | raw::__NR_clone3 | raw::__NR_set_tid_address => kept(number, a, b, c, d, e, f),
             _ => bare(number, a, b, c, d, e, f),
         }
     }
@@ -806,6 +874,20 @@ pub unsafe extern "C" fn syscall(
 /// Where clone3's structure has the child's stack, and where the numbers that it is to have, and how many.
 const CLONE3_STACK: usize = 40;
 const CLONE3_SET_TID: usize = 64;
+
+/// As [`keep_word`], for what makes a thread, or is the word's own call.
+unsafe extern "C" fn keep_word_by_number(number: c_long, a: usize, b: usize, _: usize, d: usize) {
+    match number as u32 {
+        raw::__NR_clone => keep_word(a as u64, d),
+        raw::__NR_set_tid_address => exit::keep_word(a),
+        _ if a != 0 && b >= CLONE3_STACK + 8 => {
+            // SAFETY: as the caller promises.
+            let [flags, _, child] = unsafe { *(a as *const [u64; 3]) };
+            keep_word(flags, child as usize);
+        }
+        _ => {}
+    }
+}
 
 #[inline(never)]
 unsafe extern "C" fn by_number(
@@ -824,6 +906,7 @@ unsafe extern "C" fn by_number(
             raw::__NR_process_madvise => {
                 return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
             }
+            raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
             raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
             raw::__NR_setsockopt => {

@@ -139,7 +139,7 @@ impl Shipped {
     fn new() -> Self {
         let slots = Slots::new(1);
         let size = DEVICE_SLOTS as u64;
-        let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: size, first: 0 };
+        let config = DeviceConfig::new(size);
         let device = slots.swapon(config).expect("a first device");
         Self { slots, device }
     }

@@ -290,8 +290,7 @@ impl Shipped {
     fn new(threads: usize, aged: bool) -> Self {
         let slots = Slots::new(threads);
         let size = device_slots(threads);
-        let config =
-            DeviceConfig { priority: 0, rotational: false, discard: false, slots: size as u64, first: 0 };
+        let config = DeviceConfig::new(size as u64);
         let device = slots.swapon(config).expect("a first device");
         if aged {
             let owner = |_| Owner { space: 0, page: 0 };

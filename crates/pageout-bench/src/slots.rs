@@ -175,7 +175,7 @@ pub fn lock_counts() -> (u64, u64) {
 fn allocator(cpus: usize, threads: usize, aged: bool) -> Slots {
     let slots = Slots::new(cpus);
     let size = TRUNKS_EACH * threads as u64 * TRUNK_SLOTS;
-    let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: size, first: 1 };
+    let config = DeviceConfig { first: 1, ..DeviceConfig::new(size) };
     slots.swapon(config).expect("a first device");
     if aged {
         let owner = |i| Owner { space: 0, page: i as u64 };

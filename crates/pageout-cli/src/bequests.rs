@@ -1,5 +1,6 @@
 //! What processes had out when they forked, kept for their children. See `pageout::swap::heir`.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
@@ -19,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Bequest {
     file: File,
-    /// The trunks that it reads from.
-    trunks: Vec<Trunk>,
+    /// The trunks that it may read from.
+    trunks: RefCell<Vec<Trunk>>,
     /// The devices that it reads from, by their numbers, with those of `_before`.
     devices: u64,
     /// What the parent had inherited itself.
@@ -61,8 +62,12 @@ impl Bequests {
         let own = trunks.iter().map(|(device, _)| 1 << device);
         let devices =
             own.chain(inherited.iter().map(|bequest| bequest.devices)).fold(0, |all, some| all | some);
-        let bequest =
-            Rc::new(Bequest { file, trunks: trunks.to_vec(), devices, _before: inherited.to_vec() });
+        let bequest = Rc::new(Bequest {
+            file,
+            trunks: RefCell::new(trunks.to_vec()),
+            devices,
+            _before: inherited.to_vec(),
+        });
         self.alive.push((Rc::downgrade(&bequest), first_page));
         self.waiting.push((number, Instant::now() + PATIENCE, bequest));
         Ok(())
@@ -115,9 +120,17 @@ impl Bequests {
         let alive: Vec<Rc<Bequest>> =
             self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()).collect();
         let all = std::mem::take(&mut self.orphans).into_iter().chain(trunks);
-        let (read, free) = all.partition(|trunk| alive.iter().any(|bequest| bequest.trunks.contains(trunk)));
+        let (read, free) =
+            all.partition(|trunk| alive.iter().any(|bequest| bequest.trunks.borrow().contains(trunk)));
         self.orphans = read;
         free
+    }
+
+    /// A process has given back a trunk: it has counted that no heir reads from it.
+    pub fn forget(&mut self, trunk: Trunk) {
+        for bequest in self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()) {
+            bequest.trunks.borrow_mut().retain(|of| *of != trunk);
+        }
     }
 
     /// The orphans of a device that goes: nobody reads from it any more.
@@ -163,6 +176,15 @@ mod tests {
         assert!(!released(&first_page) && !released(&second_page), "if we end now they still read");
         assert_eq!(bequests.release([]), [(0, 3), (1, 4), (0, 5)]);
         assert!(released(&first_page) && released(&second_page));
+    }
+
+    #[test]
+    fn a_trunk_that_was_given_back_is_free_whoever_has_it_next() {
+        let mut bequests = Bequests::default();
+        bequests.keep(1, file().0, &[(0, 3), (0, 4)], &[]).unwrap();
+        let _child = bequests.inherit(1).unwrap();
+        bequests.forget((0, 3));
+        assert_eq!(bequests.release([(0, 3), (0, 4)]), [(0, 3)]);
     }
 
     #[test]

@@ -7,13 +7,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
 use pageout::device::header::{Header, HeaderError};
-use pageout::wire::{DeviceSettings, TRUNK_SLOTS};
+use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, TRUNK_CLUSTERS};
 
 use crate::memory;
 use crate::say;
@@ -23,8 +24,11 @@ use crate::sys::{self, FileSystem};
 
 /// Bytes of a page, and so of a slot.
 pub const PAGE: u64 = 4096;
-/// Bytes of a trunk: devices are lent to processes in pieces of this size.
-pub const TRUNK: Bytes = Bytes(TRUNK_SLOTS * PAGE);
+/// Bytes of the smallest device.
+pub const LEAST: Bytes = Bytes(64 << 20);
+/// Devices are lent to processes in trunks: so many, or more of the largest size. Each process has some that are not
+/// full, and what is in them is nobody else's.
+const TRUNKS: u64 = 256;
 /// Bytes in which a header of swap is looked for: the largest page of any machine.
 const HEADER_MAX: u64 = 64 << 10;
 
@@ -37,8 +41,9 @@ pub struct Device {
     pub name: String,
     /// The file or disk that was named, from the root on.
     pub path: Option<PathBuf>,
-    /// Whole trunks that it holds.
+    /// Whole trunks that it holds, and the size of each.
     pub trunks: u64,
+    pub trunk: Bytes,
     /// What processes are told.
     pub settings: DeviceSettings,
     /// Whether freed trunks are given back to it.
@@ -64,12 +69,15 @@ impl Device {
         let Opened { file, name, size, discards, is_block_device, header, held, made } =
             Opened::of(spec, false)?;
         let file = file.expect("only a dry run leaves it out");
-        let trunks = size.0 / TRUNK.0;
+        let clusters = trunk_clusters(size);
+        let trunk = Bytes(clusters * CLUSTER_SLOTS * PAGE);
+        let trunks = size.0 / trunk.0;
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
             priority: spec.priority.unwrap_or(-2 - index as i32),
-            flags: u32::from(discards) | u32::from(spec.rotational) << 1 | u32::from(header) << 2,
-            slots: trunks * TRUNK_SLOTS,
+            flags: u16::from(discards) | u16::from(spec.rotational) << 1 | u16::from(header) << 2,
+            trunk_clusters: clusters as u16,
+            slots: trunks * clusters * CLUSTER_SLOTS,
             serial: index as u64,
         };
         let path = match &spec.place {
@@ -84,6 +92,7 @@ impl Device {
             name,
             path,
             trunks,
+            trunk,
             settings,
             discards,
             is_block_device,
@@ -115,16 +124,23 @@ impl Device {
         }
     }
 
-    /// Gets a trunk its room on disk before somebody writes there: a write into a hole has the file to itself while
-    /// its room is found, and room that there is not is better known now. False: the file system is full.
-    pub fn reserve(&mut self, trunk: u64) -> bool {
+    /// Gets trunks their room on disk before somebody writes there: a write into a hole has the file to itself while
+    /// its room is found, and room that there is not is better known now. The first that has none: the file system is
+    /// full.
+    pub fn reserve(&mut self, trunks: &Range<u64>) -> u64 {
         if !self.grows {
-            return true;
+            return trunks.end;
         }
-        let full = match sys::allocate(&self.file, trunk * TRUNK.0, TRUNK.0) {
-            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
-            Ok(()) => false,
+        let has_room = |of: Range<u64>| {
+            let (at, len) = (of.start * self.trunk.0, (of.end - of.start) * self.trunk.0);
+            sys::allocate(&self.file, at, len)
+                .map_or_else(|e| !matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)), |()| true)
         };
+        let reserved = match has_room(trunks.clone()) {
+            true => trunks.end,
+            false => trunks.clone().find(|trunk| !has_room(*trunk..trunk + 1)).unwrap_or(trunks.end),
+        };
+        let full = reserved == trunks.start;
         if full && !self.told_full {
             say::warning(format_args!(
                 "{}: its file system is full; free some, or add swap with pageout swapon",
@@ -132,11 +148,9 @@ impl Device {
             ));
         }
         self.told_full = full;
-        if full {
-            // Part of it may have been found.
-            self.discard(trunk);
-        }
-        !full
+        // Part of their room may have been found.
+        (reserved..trunks.end).for_each(|trunk| self.discard(trunk));
+        reserved
     }
 
     /// Processes that outlive us read from it: it is not emptied at the end.
@@ -148,8 +162,8 @@ impl Device {
     pub fn discard(&self, trunk: u64) {
         if self.discards {
             let kept = if trunk == 0 && self.header { PAGE } else { 0 };
-            let at = trunk * TRUNK.0 + kept;
-            let done = sys::discard(&self.file, self.is_block_device, at, TRUNK.0 - kept);
+            let at = trunk * self.trunk.0 + kept;
+            let done = sys::discard(&self.file, self.is_block_device, at, self.trunk.0 - kept);
             if let Err(error) = done {
                 say::debug(format_args!("{}: discard: {}", self.name, sys::reason(&error)));
             }
@@ -212,10 +226,11 @@ impl Opened {
                 Err(error) => return Err(cannot(&path.display().to_string(), "be reached", &error)),
             },
         };
-        if opened.size < TRUNK {
-            bail!("{}: too small: {}; the least that works is {TRUNK}", opened.name, opened.size);
+        if opened.size < LEAST {
+            bail!("{}: too small: {}; the least that works is {LEAST}", opened.name, opened.size);
         }
-        opened.size = Bytes(opened.size.0 / TRUNK.0 * TRUNK.0);
+        let trunk = trunk_clusters(opened.size) * CLUSTER_SLOTS * PAGE;
+        opened.size = Bytes(opened.size.0 / trunk * trunk);
         Ok(opened)
     }
 
@@ -236,13 +251,10 @@ impl Opened {
         let size = room_for(directory, spec)?;
         let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
         let file = match dry {
-            true => None,
-            false => Some(
-                unlinked_file(directory)
-                    .and_then(|file| file.set_len(size.0).map(|()| file))
-                    .map_err(|e| anyhow!("{name}: cannot be made: {}; {advice}", sys::reason(&e)))?,
-            ),
+            true => sys::may_access(directory, libc::W_OK).map(|()| None),
+            false => unlinked_file(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
         };
+        let file = file.map_err(|e| anyhow!("{name}: cannot be made: {}; {advice}", sys::reason(&e)))?;
         Ok(Self::ours(file, name, size, None))
     }
 
@@ -354,6 +366,12 @@ impl Opened {
     }
 }
 
+/// How many clusters are in each trunk of a device of this size: a power of two.
+fn trunk_clusters(size: Bytes) -> u64 {
+    let share = size.0 / TRUNKS / (CLUSTER_SLOTS * PAGE);
+    1 << share.clamp(1, TRUNK_CLUSTERS).ilog2()
+}
+
 /// Takes a file that others can name for this device alone, as long as it is open.
 fn take(file: &File, name: &str) -> Result<()> {
     if sys::lock_exclusively(file).is_err() {
@@ -430,8 +448,8 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     }
     // Some is left for others; of a small file system, half.
     let reserve = (room.total_bytes / 20).max(GIB).min(free.0 / 2);
-    let size = Bytes((free.0 - reserve) / TRUNK.0 * TRUNK.0);
-    if size < TRUNK {
+    let size = Bytes((free.0 - reserve) / LEAST.0 * LEAST.0);
+    if size < LEAST {
         bail!("{shown}: its file system is full: {free} free; free some, or name another place with --swap or TMPDIR");
     }
     Ok(size)

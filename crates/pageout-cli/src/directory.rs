@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 
 use crate::sys;
 
@@ -15,6 +15,17 @@ pub fn runtime() -> PathBuf {
         Some(dir) => dir.join("pageout"),
         None => PathBuf::from(format!("/tmp/pageout-{}", sys::euid())),
     }
+}
+
+/// The same, made if it is not there: what is wrong with it, and what to do, if it is of no use.
+pub fn ready_runtime() -> Result<PathBuf> {
+    let path = runtime();
+    let shown = path.display();
+    let remedy = "set XDG_RUNTIME_DIR to a directory of your own";
+    // What is there says by itself what to do.
+    ensure_private(&path).map_err(|e| if path.exists() { e } else { anyhow!("{e}; {remedy}") })?;
+    sys::may_access(&path, libc::W_OK).map_err(|e| anyhow!("{shown}: {}; {remedy}", sys::reason(&e)))?;
+    Ok(path)
 }
 
 /// Where what can be made again is kept: `$XDG_CACHE_HOME/pageout`, or `~/.cache/pageout`.
@@ -29,7 +40,7 @@ pub fn ensure_private(path: &Path) -> Result<()> {
     let shown = path.display();
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-        made.map_err(|e| anyhow::anyhow!("{}: cannot be made: {}", parent.display(), sys::reason(&e)))?;
+        made.map_err(|e| anyhow!("{}: cannot be made: {}", parent.display(), sys::reason(&e)))?;
     }
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {

@@ -1,6 +1,6 @@
 //! `pageout doctor`: what this kernel and user may do, in words, with the line that mends each lack.
 //!
-//! Looks and changes nothing, except that it unpacks the agent where a run would.
+//! Looks and changes nothing, except that it makes the directories that a run would, and unpacks the agent there.
 
 use std::fmt::Display;
 use std::fs;
@@ -12,6 +12,7 @@ use pageout_uffd::{Features, Uffd};
 use crate::agent;
 use crate::config::Config;
 use crate::device::{self, Device};
+use crate::directory;
 use crate::kernel;
 use crate::memory;
 use crate::options::SettingOptions;
@@ -64,6 +65,10 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
     memory_limits(&mut findings, &config);
     resource_limits(&mut findings);
     swap(&mut findings, &config);
+    match directory::ready_runtime() {
+        Ok(path) => findings.good("socket", format_args!("in {}", path.display())),
+        Err(error) => findings.lack_by("socket", &error, ""),
+    }
     match agent::ready(false) {
         Ok(path) => findings.good("agent", format_args!("unpacked as {}", path.display())),
         Err(error) => findings.lack_by("agent", &error, ""),
@@ -188,7 +193,7 @@ fn resource_limits(findings: &mut Findings) {
         false => findings.good("open files", format_args!("at most {files}")),
     }
     let (size, _) = sys::limit_of(libc::RLIMIT_FSIZE);
-    if size < device::TRUNK.0 {
+    if size < device::LEAST.0 {
         findings.lack("file size", format_args!("at most {}", Bytes(size)), "ulimit -f unlimited");
     } else if size != libc::RLIM_INFINITY {
         findings.weak("file size", format_args!("at most {}", Bytes(size)), "ulimit -f unlimited");

@@ -46,7 +46,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              reserve (the larger of 1 GiB and 5 %). pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, rotational keeps to ascending order for a disk that turns and reads ahead by \
-             place. Room is lent to processes by 64 MiB, the least size of a device.",
+             place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",
             "A device that is full stops nothing: no more goes out, and the limit gives way. Data that cannot be read \
              back raises SIGBUS where it is touched, never zeros.",
         ],
@@ -120,7 +120,9 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              and its pid. Names that end in _bytes are bytes, others pages of 4 KiB or events. swpin, swpout and \
              swpout_fallback are arrays by order (4 KiB, 8 KiB, ... 2 MiB); fault_ns and device_ns are histograms \
              whose bucket n counts times from 2^n to 2^(n+1) ns. resident_peak_bytes of the totals is \
-             the most of all processes together, without files, or of the largest, with them. processes_unlisted counts processes that are only in the totals.",
+             the most of all processes together, without files, or of the largest, with them. What is so at a moment \
+             (resident_bytes, unmanaged_bytes, swapped_pages) each process says as it was at its last look, and the totals have \
+             the largest of these. processes_unlisted counts processes that are only in the totals.",
         ],
     ),
     (

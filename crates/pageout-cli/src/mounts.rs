@@ -3,15 +3,20 @@
 //! A number is used again when its device has gone from all processes; a serial never is, so that what a process says
 //! of a device that has gone meanwhile is not taken for the one that came after it.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use anyhow::{anyhow, bail, Result};
 use pageout::wire::{DeviceSettings, Settings, DEVICES};
 
-use crate::device::{Device, TRUNK};
+use crate::device::Device;
 use crate::size::Bytes;
 use crate::trunks::{Trunk, Trunks};
+
+/// Lent at once, as long as a process gets no more than this part of what is left.
+const AT_ONCE: Bytes = Bytes(64 << 20);
+const PLENTY: u64 = 64;
 
 /// The devices.
 #[derive(Debug)]
@@ -43,7 +48,7 @@ impl Mount {
 
     /// What processes have of it.
     pub fn lent(&self) -> Bytes {
-        Bytes(self.trunks.lent() * TRUNK.0)
+        Bytes(self.trunks.lent() * self.device.trunk.0)
     }
 
     /// What can still be lent.
@@ -51,7 +56,7 @@ impl Mount {
         if self.leaving {
             return 0;
         }
-        self.device.trunks * TRUNK.0 - self.lent().0
+        self.device.trunks * self.device.trunk.0 - self.lent().0
     }
 }
 
@@ -144,8 +149,9 @@ impl Mounts {
         given.map(|(_, mount)| mount.device.file.as_fd())
     }
 
-    /// Lends a trunk of the device of this serial to a process that has the devices `has`: number and trunk.
-    pub fn lend(&mut self, serial: u64, has: u64) -> Result<Option<Trunk>> {
+    /// Lends trunks of the device of this serial to a process that has the devices `has`: number and trunks. While there
+    /// is plenty they are several, so that it need not ask often; what it does not use others are given when they ask.
+    pub fn lend(&mut self, serial: u64, has: u64) -> Result<Option<(usize, Range<u64>)>> {
         if serial >= self.next_serial {
             bail!("asked for a device that there is not ({serial})");
         }
@@ -153,12 +159,13 @@ impl Mounts {
         let number = self.number_of(serial).filter(|number| has & 1 << number != 0);
         Ok(number.and_then(|number| {
             let mount = self.by_number[number].as_mut().filter(|mount| !mount.leaving)?;
-            let trunk = mount.trunks.lend()?;
-            if !mount.device.reserve(trunk) {
-                mount.trunks.take_back(trunk);
-                return None;
-            }
-            Some((number, trunk))
+            let size = mount.device.trunk.0;
+            let share = (mount.free_bytes() / PLENTY).min(AT_ONCE.0) / size;
+            let mut lent = mount.trunks.lend(share)?;
+            let reserved = mount.device.reserve(&lent);
+            (reserved..lent.end).for_each(|trunk| mount.trunks.take_back(trunk));
+            lent.end = reserved;
+            (!lent.is_empty()).then_some((number, lent))
         }))
     }
 

@@ -16,8 +16,10 @@ use crate::sys;
 /// Processes that are listed one by one; what others did is in the totals.
 const LISTED: usize = 1024;
 
-/// Counters whose total is the largest of them, not the sum: the processes had their peaks at different times.
-const LARGEST: [&str; 3] = ["resident_peak_bytes", "limit_bytes", "active"];
+/// Counters whose total is the largest of them, not the sum: they say what is, or was at most, and the processes were there
+/// at different times.
+const LARGEST: [&str; 6] =
+    ["resident_peak_bytes", "resident_bytes", "unmanaged_bytes", "swapped_pages", "limit_bytes", "active"];
 
 /// One process's counters, or the sum of many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,14 +248,21 @@ mod tests {
         report.set_main(7);
         for (pid, out, peak) in [(7, 10, 300), (8, 5, 200)] {
             page.stats().pswpout.store(out, Relaxed);
-            page.stats().resident_peak_bytes.store(peak, Relaxed);
+            let now = page.stats();
+            for gauge in
+                [&now.resident_peak_bytes, &now.resident_bytes, &now.unmanaged_bytes, &now.swapped_pages]
+            {
+                gauge.store(peak, Relaxed);
+            }
             page.stats().swpout[9].store(out, Relaxed);
             page.stats().fault_ns[4].store(1, Relaxed);
             report.keep(Counters::of(page.stats(), pid));
         }
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["pswpout"], 15);
-        assert_eq!(json["resident_peak_bytes"], 300);
+        for gauge in ["resident_peak_bytes", "resident_bytes", "unmanaged_bytes", "swapped_pages"] {
+            assert_eq!(json[gauge], 300, "{gauge}");
+        }
         assert_eq!(json["limit_bytes"], 1 << 30);
         assert_eq!(json["pid"], 7);
         assert_eq!(json["swpout"][9], 15);

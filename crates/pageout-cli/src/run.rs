@@ -19,6 +19,7 @@ use crate::agent;
 use crate::config::Config;
 use crate::device::Device;
 use crate::kernel;
+use crate::memory;
 use crate::options::RunOptions;
 use crate::program::{self, Refused, NOT_EXECUTABLE, NOT_FOUND};
 use crate::report::Place;
@@ -66,6 +67,15 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let place = config.stats.clone().map(Place::of).transpose()?;
     if options.dry_run {
         return dry_run(&config, specs, &program);
+    }
+    if let Some(all) = memory::cgroup_limit().filter(|all| (all + 1..u64::MAX).contains(&config.limit_bytes))
+    {
+        say::warning(format_args!(
+            "the limit of {} is more than the {} of this control group, which kills before anything is swapped; give \
+             less with --memory",
+            Bytes(config.limit_bytes),
+            Bytes(all)
+        ));
     }
     let dispositions = sys::Dispositions::change();
     let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));

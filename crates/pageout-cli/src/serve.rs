@@ -34,6 +34,8 @@ mod switch;
 
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
+/// Between two calls for empty trunks.
+const CALL_AGAIN: Duration = Duration::from_millis(100);
 /// `Bye`: the program executed another one, or the keeper steps aside and nothing is out. Nothing is missed then.
 const BYE_EXEC: u64 = 1;
 const BYE_STOP: u64 = 2;
@@ -53,6 +55,9 @@ pub struct Server {
     bequests: Bequests,
     settings: Settings,
     seats: Seats,
+    /// Somebody got no trunk, and when all were last asked for those that they do not need.
+    is_short: bool,
+    called_in: Instant,
     report: Report,
     /// The program that the run is for: number and name.
     program: (i32, String),
@@ -110,11 +115,25 @@ struct Client {
     told: u64,
     /// The registration of its memory, from `Holding` on.
     held: Option<OwnedFd>,
+    /// It was said that some of its data are lost.
+    told_loss: bool,
 }
 
 impl Client {
     fn has_ended(&self) -> bool {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
+    }
+
+    /// Says once why it may get SIGBUS.
+    fn tell_of_loss(&mut self) {
+        let lost = self.stats.stats().poisoned.load(Relaxed) > 0;
+        if lost && !std::mem::replace(&mut self.told_loss, true) {
+            say::error(format_args!(
+                "{} ({}): some of its memory cannot be read back from swap as it was, and raises SIGBUS where it is \
+                 touched; look for errors of the disk (dmesg), and whether somebody changed a swap file",
+                self.pid, self.name
+            ));
+        }
     }
 
     fn counters(&self) -> Counters {
@@ -153,6 +172,8 @@ impl Server {
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
+            is_short: false,
+            called_in: Instant::now(),
             program: (0, String::new()),
             started: Instant::now(),
         })
@@ -278,6 +299,7 @@ impl Server {
         if self.bequests.due_in().is_some_and(|due| due.is_zero()) {
             self.take_back([]);
         }
+        self.call_in();
         self.settle_switches();
         self.share_out();
         if accept {
@@ -387,9 +409,10 @@ impl Server {
             }
             (Some(Kind::Lease), Some(client)) => {
                 let lent = self.mounts.lend(message.a, client.has)?;
-                client.lent.extend(lent);
-                let trunk = lent.map_or(NONE, |(_, trunk)| trunk);
-                let answer = Message::new(Kind::Leased, message.a, trunk, 0);
+                self.is_short |= lent.is_none();
+                let (number, trunks) = lent.unwrap_or((0, NONE..NONE));
+                let answer = Message::new(Kind::Leased, message.a, trunks.start, trunks.end - trunks.start);
+                client.lent.extend(trunks.map(|trunk| (number, trunk)));
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &[])?;
             }
             (Some(Kind::Return), Some(client)) => {
@@ -397,7 +420,8 @@ impl Server {
                 let lent = client.lent.iter().position(|lent| Some(lent.0) == number && lent.1 == message.b);
                 let lent = lent.ok_or_else(|| anyhow!("gave back a trunk that it did not have"))?;
                 let lent = client.lent.swap_remove(lent);
-                self.take_back([lent]);
+                self.bequests.forget(lent);
+                self.mounts.take_back([lent]);
             }
             (Some(Kind::Bequest), Some(client)) => {
                 let file = fds.into_iter().next().ok_or_else(|| anyhow!("sent no bequest"))?;
@@ -505,6 +529,8 @@ impl Server {
         if !self.seats.due_in().is_zero() {
             return;
         }
+        let clients = self.connections.iter_mut().filter_map(|connection| connection.client.as_mut());
+        clients.for_each(Client::tell_of_loss);
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
@@ -512,12 +538,28 @@ impl Server {
 
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, mut client: Client) {
+        client.tell_of_loss();
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
         self.seats.leave(client.seat);
         self.report.keep(client.counters());
         say::debug(format_args!("{} ({}): over", client.pid, client.name));
+    }
+
+    /// Asks all for their empty trunks, if somebody got none. Not often: who has none to give is asked too.
+    fn call_in(&mut self) {
+        if !std::mem::take(&mut self.is_short) || self.called_in.elapsed() < CALL_AGAIN {
+            return;
+        }
+        self.called_in = Instant::now();
+        let message = Message::new(Kind::Short, 0, 0, 0);
+        let lenders =
+            self.connections.iter().filter(|c| c.client.as_ref().is_some_and(|c| !c.lent.is_empty()));
+        for connection in lenders {
+            // Who does not listen now is asked again, if trunks are still short.
+            let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
+        }
     }
 
     /// Takes trunks back that a process has no more, as far as no heir reads from them.
@@ -567,7 +609,20 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std
     let pidfd = PidFd::open(pid).ok();
     let seat = seats.take();
     let (lent, inherited) = (Vec::new(), Vec::new());
-    Ok((Client { pid, name, pidfd, stats, seat, lent, has: 0, told: 0, inherited, held: None }, file))
+    let client = Client {
+        pid,
+        name,
+        pidfd,
+        stats,
+        seat,
+        lent,
+        has: 0,
+        told: 0,
+        inherited,
+        held: None,
+        told_loss: false,
+    };
+    Ok((client, file))
 }
 
 fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
@@ -579,8 +634,7 @@ fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
 /// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed. One at a
 /// time: a socket that is bound and does not listen yet refuses as one does that was left behind.
 fn listen() -> Result<Listener> {
-    let directory = directory::runtime();
-    directory::ensure_private(&directory)?;
+    let directory = directory::ready_runtime()?;
     let _turn = sys::lock(&directory).ok();
     for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -55,7 +56,7 @@ impl Strays {
         let alone = alone.filter(|process| !is_of_another_run(process, &all));
         // Or is one. Keepers are our children.
         let has_keeper = |process: &Process| {
-            let others = all.iter().filter(|other| other.pid != process.pid);
+            let others = all.iter().filter(|other| other.pid != process.pid && !known.contains(&other.pid));
             let mut pairs = others.filter(|other| other.parent == me || process.parent == me);
             pairs.any(|other| sys::same_memory(other.pid, process.pid))
         };
@@ -87,7 +88,15 @@ impl Strays {
                 pidfd.kill(libc::SIGKILL);
                 say::error(format_args!("{pid} ({name}): {}; killed (--strict)", reason(*pid, &link)));
             }
-        } else if fs::read_link(&link).is_ok_and(|program| self.told.insert(program)) {
+            return;
+        }
+        let program = match fs::read_link(&link) {
+            // Another user's.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => PathBuf::from(name),
+            Err(_) => return,
+            Ok(program) => program,
+        };
+        if self.told.insert(program) {
             say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", reason(*pid, &link)));
         }
     }
@@ -106,10 +115,19 @@ fn is_pageout(pid: i32) -> bool {
     file(&pid.to_string()).is_some_and(|theirs| file("self") == Some(theirs))
 }
 
+/// Who a process is to others, also where it lets nobody look at it.
+fn user_of(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// Why a process has no agent.
 fn reason(pid: i32, program: &Path) -> String {
     if let Ok(Some((_, obstacle))) = program::obstacle(program) {
         return format!("{obstacle}, so pageout cannot be preloaded");
+    }
+    if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
+        return format!("runs as another user than pageout ({user}), so pageout was not preloaded");
     }
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let has = |name: &str| {

@@ -9,7 +9,6 @@ use pageout::stats::Stats;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 
-use crate::device::TRUNK;
 use crate::mounts::Mount;
 use crate::report::Counters;
 use crate::sys;
@@ -111,7 +110,7 @@ impl DeviceView {
         Self {
             name: device.shown(),
             kind: device.kind().into(),
-            size_bytes: device.trunks * TRUNK.0,
+            size_bytes: device.trunks * device.trunk.0,
             used_bytes: named.min(mount.lent().0),
             priority: device.settings.priority,
             leaving: *leaving,

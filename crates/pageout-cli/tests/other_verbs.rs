@@ -4,16 +4,25 @@ mod common;
 
 use std::process::Command;
 
-use common::{finish, is_root, Place};
+use common::{can_unshare, finish, is_root, Place};
 
 #[test]
 fn doctor_finds_what_run_needs() {
     let place = Place::new();
     let ended = finish(&mut place.pageout(["doctor", "-m", "64M"]));
     assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
-    for word in
-        ["kernel", "userfaultfd", "huge pages", "io_uring", "memory", "limit", "open files", "swap", "agent"]
-    {
+    for word in [
+        "kernel",
+        "userfaultfd",
+        "huge pages",
+        "io_uring",
+        "memory",
+        "limit",
+        "open files",
+        "swap",
+        "socket",
+        "agent",
+    ] {
         assert!(ended.out.lines().any(|line| line.contains(word)), "{word}");
     }
     assert!(ended.out.ends_with("\npageout run works here\n"));
@@ -27,6 +36,33 @@ fn doctor_says_what_lacks_and_mends_it() {
     let lack = "LACKS  swap         /dev/null: neither a file nor a block device\n                    name one of these\n";
     assert!(ended.out.contains(lack), "{}", ended.out);
     assert!(ended.out.ends_with("pageout run does not work here: one thing is lacking\n"));
+}
+
+#[test]
+fn doctor_sees_what_is_read_only() {
+    if !is_root() || !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    for name in ["swap", "runtime"] {
+        std::fs::create_dir(place.path(name)).unwrap();
+    }
+    let script = "mount -t tmpfs -o ro none swap && mount -t tmpfs -o ro none runtime && \
+                  TMPDIR=$PWD/swap XDG_RUNTIME_DIR=$PWD/runtime \"$0\" doctor";
+    let mut command = place.prepared("unshare");
+    command.current_dir(place.path("."));
+    let ended = finish(command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]));
+    assert_eq!(ended.status, 1, "{}", ended.out);
+    for line in ["LACKS  swap ", "LACKS  socket "] {
+        let said = ended.out.lines().find(|said| said.starts_with(line));
+        assert!(
+            said.is_some_and(|said| said.ends_with("cannot be made: read-only file system")),
+            "{}",
+            ended.out
+        );
+    }
+    let remedies = ["set TMPDIR to a directory on a disk", "set XDG_RUNTIME_DIR to a directory of your own"];
+    assert!(remedies.iter().all(|remedy| ended.out.contains(remedy)), "{}", ended.out);
 }
 
 #[test]

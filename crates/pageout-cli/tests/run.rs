@@ -341,7 +341,7 @@ fn dry_runs_do_nothing() {
     ]));
     let lines: Vec<&str> = ended.out.lines().collect();
     assert!(lines[0].starts_with("program  ") && lines[0].ends_with("/true"), "{}", lines[0]);
-    assert_eq!(lines[1..4], ["memory   1.5G", "swap     new, up to 64M", "swap     mem, up to 64M"]);
+    assert_eq!(lines[1..4], ["memory   1.5G", "swap     new, up to 100M", "swap     mem, up to 64M"]);
     assert!(lines[4].starts_with("agent    /"));
     assert_eq!(fs::read_dir(place.path(".")).unwrap().count(), 0);
 }

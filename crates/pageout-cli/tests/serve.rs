@@ -23,7 +23,7 @@ use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::tree::TREE_BYTES;
-use pageout::wire::{Kind, Message, Settings, ENV_RUN, NONE, TRUNK_SLOTS, VERSION};
+use pageout::wire::{Kind, Message, Settings, CLUSTER_SLOTS, ENV_RUN, NONE, VERSION};
 use pageout_uffd::fd::IntoRawFd;
 use pageout_uffd::{Features, RegisterMode, Uffd};
 
@@ -78,8 +78,18 @@ impl Keeper {
         sys::send(self.socket.as_fd(), message.as_bytes(), &[]).unwrap();
     }
 
-    /// The next message; none at the end of the connection.
+    /// The next message but a call for trunks; none at the end of the connection.
     fn hear(&self) -> Option<(Message, Vec<OwnedFd>)> {
+        loop {
+            match self.hear_any() {
+                Some((message, _)) if message.kind == Kind::Short as u32 => {}
+                heard => return heard,
+            }
+        }
+    }
+
+    /// The next message; none at the end of the connection.
+    fn hear_any(&self) -> Option<(Message, Vec<OwnedFd>)> {
         sys::poll(&[(self.socket.as_fd(), libc::POLLIN)], Some(Duration::from_secs(10))).unwrap();
         let mut message = Message::new(Kind::Bye, 0, 0, 0);
         let (len, fds) =
@@ -93,6 +103,11 @@ impl Keeper {
         assert_eq!((Kind::from_raw(answer.kind), answer.a), (Some(Kind::Leased), device));
         answer.b
     }
+
+    /// All trunks that are left.
+    fn lease_all(&self, device: u64) -> Vec<u64> {
+        std::iter::from_fn(|| Some(self.lease(device)).filter(|trunk| *trunk != NONE)).collect()
+    }
 }
 
 /// What the child does.
@@ -102,6 +117,7 @@ fn role() {
     match role.as_str() {
         "settings" => settings_role(),
         "trunks" => trunks_role(),
+        "giver" => giver_role(),
         "successor" => successor_role(),
         "stranded" => stranded_role(),
         "stranded daemon" => stranded_daemon_role(),
@@ -111,11 +127,13 @@ fn role() {
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
+        "other user" => other_user_role(),
         "aside" => aside_role(),
         "bereaved" => bereaved_role(),
         "nest" => nest_role(),
         "halted" => halted_role(),
         "rude" => rude_role(),
+        "loser" => loser_role(),
         other => panic!("no role {other}"),
     }
     std::io::stdout().flush().unwrap();
@@ -147,7 +165,7 @@ fn settings_role() {
     assert_eq!((settings.devices, devices.len()), (2, 2));
     assert_eq!(settings.device[0].priority, 5);
     assert_eq!((settings.device[0].flags, settings.device[1].flags), (2 | 1, 1));
-    assert_eq!(settings.device[1].slots, 3 * TRUNK_SLOTS);
+    assert_eq!((settings.device[1].slots, settings.device[1].trunk_clusters), (100 * CLUSTER_SLOTS, 1));
     devices.iter().for_each(|device| device.write_all_at(b"page", 4096).unwrap());
     stats.stats().pswpout.store(77, Relaxed);
 }
@@ -180,11 +198,10 @@ fn processes_get_settings_counters_and_devices() {
 /// Takes all trunks, gives one back, takes it again, and leaves the rest to whoever comes next.
 fn trunks_role() {
     let (keeper, _, _, devices) = Keeper::served();
-    let lent: Vec<u64> = (0..3).map(|_| keeper.lease(0)).collect();
-    assert_eq!((lent, keeper.lease(0)), (vec![0, 1, 2], NONE));
+    assert_eq!(keeper.lease_all(0), (0..96).collect::<Vec<_>>());
     // Each has its room before anything is written; file systems without fallocate give none.
     let room = || devices[0].metadata().unwrap().blocks() * 512;
-    assert!(room() == 0 || room() >= 3 * TRUNK_SLOTS * 4096);
+    assert!(room() == 0 || room() >= 96 * CLUSTER_SLOTS * 4096);
     keeper.say(Kind::Return, 0, 1, 0);
     assert_eq!((keeper.lease(0), keeper.lease(0)), (1, NONE));
     devices[0].write_all_at(&[1; 4096], 0).unwrap();
@@ -195,8 +212,9 @@ fn trunks_role() {
 
 fn successor_role() {
     let (keeper, _, _, devices) = Keeper::served();
-    let lent: Vec<u64> = (0..3).map(|_| keeper.lease(0)).collect();
-    assert_eq!(lent.iter().sum::<u64>(), 3);
+    let mut lent = keeper.lease_all(0);
+    lent.sort_unstable();
+    assert_eq!(lent, (0..96).collect::<Vec<_>>());
     let mut page = [2; 4096];
     devices[0].read_exact_at(&mut page, 0).unwrap();
     assert_eq!(page, [0; 4096], "what the dead left is not for others to read");
@@ -206,6 +224,40 @@ fn successor_role() {
 fn trunks_are_lent_once_and_come_back() {
     let place = Place::new();
     let ended = run(&place, "trunks", &["-s", "x,size=192M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
+}
+
+/// A trunk that comes back while its process lives is another's, whoever reads from the others that it had when it forked.
+fn giver_role() {
+    let ((giver, ..), (taker, ..), (heir, ..)) = (Keeper::served(), Keeper::served(), Keeper::served());
+    assert_eq!(giver.lease_all(0).len(), 32);
+    giver.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+    assert!(heir.inherits(1));
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(taker.lease(0), NONE);
+    let (call, _) = giver.hear_any().unwrap();
+    assert_eq!(call.kind, Kind::Short as u32, "whoever has trunks is asked for those that are empty");
+    giver.say(Kind::Return, 0, 7, 0);
+    let begun = Instant::now();
+    while taker.lease(0) != 7 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "the trunk that came back is lent");
+    }
+    assert_eq!(taker.lease(0), NONE);
+    for gone in [taker, giver] {
+        drop(gone);
+        let (next, ..) = Keeper::served();
+        let begun = Instant::now();
+        while next.lease(0) != 7 {
+            assert!(begun.elapsed() < Duration::from_secs(5), "nobody reads from it");
+        }
+        assert_eq!(next.lease(0), NONE, "but from the others");
+    }
+}
+
+#[test]
+fn trunks_come_back_while_their_process_lives() {
+    let place = Place::new();
+    let ended = run(&place, "giver", &["-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
 }
 
@@ -519,6 +571,23 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     assert!(killed.out.contains("signal: 9"), "{}", killed.out);
 }
 
+/// As an entrypoint of a container does.
+fn other_user_role() {
+    let (_keeper, ..) = Keeper::served();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    Command::new("setpriv").args(user).args(["sleep", "2"]).status().unwrap();
+}
+
+#[test]
+fn descendants_of_another_user_are_told_of() {
+    if !common::is_root() {
+        return;
+    }
+    let ended = run(&Place::new(), "other user", &["-s", "mem,size=64M", "--"]);
+    let why = "runs as another user than pageout (65534), so pageout was not preloaded";
+    assert!(ended.err.contains(&format!("(sleep): {why}; its memory is not limited\n")), "{}", ended.err);
+}
+
 /// Starts another run.
 fn nest_role() {
     let (_keeper, ..) = Keeper::served();
@@ -547,6 +616,25 @@ fn who_is_stopped_or_of_another_run_is_no_stray() {
         assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{role}");
     };
     thread::scope(|scope| ["nest", "halted"].map(|role| scope.spawn(move || tried(role))).map(drop));
+}
+
+/// Its keeper finds that pages cannot be brought back.
+fn loser_role() {
+    let (_keeper, _, stats, _) = Keeper::served();
+    stats.stats().poisoned.store(3, Relaxed);
+    thread::sleep(Duration::from_millis(if std::env::var_os("AT_ONCE").is_some() { 0 } else { 500 }));
+    stats.stats().poisoned.store(4, Relaxed);
+}
+
+#[test]
+fn lost_data_are_told_of_once() {
+    let place = Place::new();
+    for at_once in [false, true] {
+        let mut command = prepared(&place, "loser", &["-s", "mem,size=64M", "--"]);
+        let ended = finish(command.envs(at_once.then_some(("AT_ONCE", "1"))));
+        assert!(ended.err.contains("cannot be read back from swap as it was"), "{}", ended.err);
+        assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+    }
 }
 
 /// Says what nobody understands; others are served all the same.

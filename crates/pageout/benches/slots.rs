@@ -19,9 +19,7 @@ const HELD: usize = 64;
 fn slots(cpus: usize) -> Slots {
     let slots = Slots::new(cpus);
     let size = 64 * TRUNK_SLOTS;
-    slots
-        .swapon(DeviceConfig { priority: 0, rotational: false, discard: false, slots: size, first: 1 })
-        .unwrap();
+    slots.swapon(DeviceConfig { first: 1, ..DeviceConfig::new(size) }).unwrap();
     slots
 }
 

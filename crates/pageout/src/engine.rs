@@ -263,7 +263,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Reads and applies events until none is pending; faults come again. What the program is about to discard goes
     /// to `discarded`: it may still be mapped for a while.
-    fn read_all(&self, regions: &mut Regions, discarded: &mut Regions) {
+    pub(crate) fn read_all(&self, regions: &mut Regions, discarded: &mut Regions) {
         while self.kernel.event_pending() {
             self.read_and_apply(regions, |event| match event {
                 Event::Fault(fault) => self.again(fault),

@@ -35,6 +35,8 @@ pub enum Flaw {
     LeavingGives,
     /// A slot that a fork's child reads is written again.
     SharedWritten,
+    /// A fork's child looks for everything where it was before.
+    MovesUntold,
 }
 
 #[cfg(any(loom, shuttle))]

@@ -9,9 +9,10 @@
 //!   Hello {pid, keeper, VERSION}      ──►
 //!                                     ◄──  Welcome {seat | NONE, Settings}
 //!                                          + [statistics memfd, tree memfd, device 0, device 1, ...]
-//!   Lease {device}                    ──►                        (a trunk: 64 MiB of a device)
-//!                                     ◄──  Leased {device, trunk | NONE}
-//!   Return {device, trunk}            ──►
+//!   Lease {device}                    ──►                        (a trunk: a piece of a device, 2 to 64 MiB)
+//!                                     ◄──  Leased {device, first trunk | NONE, how many}
+//!   Return {device, trunk}            ──►                        no slot of it has a name, in no process
+//!                                     ◄──  Short                 somebody gets none: all that are empty are wanted
 //!   Holding                           ──►  + [userfaultfd]       from here on run keeps the registration
 //!                                                                alive: if the keeper dies, the program's
 //!                                                                faults wait, and run ends the program
@@ -40,11 +41,13 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
-/// Pages in a trunk (64 MiB).
-pub const TRUNK_SLOTS: u64 = 16384;
+/// Pages in a cluster, of which a trunk has some.
+pub const CLUSTER_SLOTS: u64 = 512;
+/// The most clusters in a trunk: 64 MiB.
+pub const TRUNK_CLUSTERS: u64 = 32;
 /// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
 
@@ -58,7 +61,7 @@ pub enum Kind {
     Welcome = 2,
     /// `a` serial of a device.
     Lease = 3,
-    /// `a` serial, `b` trunk or [`NONE`].
+    /// `a` serial, `b` first trunk or [`NONE`], `c` how many.
     Leased = 4,
     /// `a` serial, `b` trunk.
     Return = 5,
@@ -92,6 +95,8 @@ pub enum Kind {
     Inherit = 17,
     /// `a` the bequest.
     Cancel = 18,
+    /// Trunks are short: those that are empty are wanted.
+    Short = 21,
 }
 
 impl Kind {
@@ -100,7 +105,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Inherit, Cancel, Switch, Switched,
+            Bequest, Inherit, Cancel, Switch, Switched, Short,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
@@ -218,7 +223,9 @@ pub struct DeviceSettings {
     /// Higher is used first; equal ones in rotation.
     pub priority: i32,
     /// Bit 0: discard, bit 1: rotational, bit 2: page 0 is a header, which stays.
-    pub flags: u32,
+    pub flags: u16,
+    /// Clusters in each of its trunks: a power of two, up to [`TRUNK_CLUSTERS`].
+    pub trunk_clusters: u16,
     /// Pages that the device may grow to; 0: there is none.
     pub slots: u64,
     /// Tells it from all other devices that the run has, had or will have.

@@ -243,6 +243,7 @@ fn forks() {
                 return;
             }
             let (child, heirlooms) = world.fork();
+            let child = child.expect("what happened is clear");
             for _ in 0..40 {
                 child.step();
                 thread::yield_now();
@@ -250,6 +251,28 @@ fn forks() {
             child.read_all();
             child.check();
             drop(child);
+            world.engine.disinherit(&heirlooms);
+        };
+        with_engine(&world, vec![Box::new(forks)]);
+    });
+}
+
+/// The same while the program unmaps and moves memory: the child has it where it was when the child was made (2, 5).
+#[test]
+fn forks_while_mappings_move() {
+    passes_and_would_notice(&[Flaw::MovesUntold], |seed| {
+        let habits = Habits { touch: 20, munmap: 4, mmap: 4, mremap: 12, ..Habits::ACCESS };
+        let world = World::with_trunks(plan(seed, habits), seed);
+        let mut forks = 0..2;
+        let forks = move |world: &Arc<World>| {
+            if forks.next().is_none() {
+                return;
+            }
+            let (child, heirlooms) = world.fork();
+            if let Some(child) = child {
+                child.read_all();
+                child.check();
+            }
             world.engine.disinherit(&heirlooms);
         };
         with_engine(&world, vec![Box::new(forks)]);

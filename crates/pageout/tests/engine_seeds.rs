@@ -4,7 +4,7 @@
 mod engine_support;
 
 use engine_support::program::{Habits, Random};
-use engine_support::{run, seeds, Plan};
+use engine_support::{run, seeds, steps, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 
@@ -33,6 +33,46 @@ fn moving_mappings() {
             Habits { touch: 10, run: 30, mmap: 15, munmap: 10, mremap: 30, mprotect: 0, ..plan.habits };
         run(Plan { habits, threads: plan.threads + 2, ..plan }, seed, |_| ());
     }
+}
+
+/// Forks in the midst of it: the child has what its parent had when it was made, wherever that was.
+#[test]
+fn forks_while_mappings_move() {
+    let (mut forks, mut unclear) = (0, 0);
+    for seed in seeds(4000, 20) {
+        let plan = Plan::by_seed(seed);
+        let habits = Habits {
+            touch: 10,
+            run: 30,
+            mmap: 10,
+            munmap: 10,
+            mremap: 30,
+            mprotect: 0,
+            share: 0,
+            ..plan.habits
+        };
+        let world = World::with_trunks(Plan { habits, threads: plan.threads + 2, ..plan }, seed);
+        let _on_failure = OnFailure(&world);
+        world.adopt();
+        world.engine.measure();
+        for _ in 0..steps() / 50 {
+            (0..50).for_each(|_| world.step());
+            let (child, heirlooms) = world.fork();
+            forks += 1;
+            match child {
+                Some(child) => {
+                    let _on_failure = OnFailure(&child);
+                    child.read_all();
+                    child.check();
+                }
+                None => unclear += 1,
+            }
+            world.engine.disinherit(&heirlooms);
+        }
+        world.read_all();
+        world.check();
+    }
+    assert!(unclear * 50 <= forks, "{unclear} of {forks} children do not know what they have");
 }
 
 /// A device that fails and tears: a page then holds the right data or raises SIGBUS, never anything else.

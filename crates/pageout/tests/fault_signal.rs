@@ -16,6 +16,7 @@ use pageout::space::{BLOCK, PAGE};
 use pageout::stats::Stats;
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::{Lessor, Place};
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::thread;
@@ -41,11 +42,13 @@ extern "C" fn handler(_signal: libc::c_int) {
 struct OneTrunk(AtomicU32);
 
 impl Lessor for OneTrunk {
-    fn lease(&self, _device: usize) -> Option<u32> {
+    fn lease(&self, _device: usize) -> Option<Range<u32>> {
         let trunk = self.0.fetch_add(1, SeqCst);
-        (trunk == 0).then_some(trunk)
+        (trunk == 0).then_some(0..1)
     }
-    fn give_back(&self, _device: usize, _trunk: u32) {}
+    fn give_back(&self, _device: usize, _trunk: u32) -> bool {
+        false
+    }
 }
 
 fn map(len: usize) -> usize {
@@ -88,7 +91,7 @@ fn engine() -> Option<&'static Engine<Linux>> {
         zeros: map(CHUNK * PAGE),
     };
     let device: Box<dyn Device> = Box::new(FileDevice::create_memory(64 << 20).unwrap());
-    let settings = DeviceConfig { priority: 0, rotational: false, discard: false, slots: 0, first: 0 };
+    let settings = DeviceConfig::new(0);
     let place = Place::new(2, [(settings, device)], Box::new(OneTrunk(AtomicU32::new(0))));
     // SAFETY: zeros are valid counters.
     let stats: &'static Stats = Box::leak(Box::new(unsafe { std::mem::zeroed() }));

@@ -22,15 +22,7 @@ fn random(state: &mut u64) -> usize {
 /// One who writes: what is not on the device goes there. The program moves between `cpus`.
 fn rounds(cpus: usize, batch: bool) -> usize {
     let slots = Slots::new(cpus);
-    slots
-        .swapon(DeviceConfig {
-            priority: 0,
-            rotational: false,
-            discard: false,
-            slots: (64 << 20) / 4096,
-            first: 0,
-        })
-        .unwrap();
+    slots.swapon(DeviceConfig::new((64 << 20) / 4096)).unwrap();
     let mut pieces: Vec<Option<Entry>> = vec![None; PIECES];
     let mut singles: Vec<Option<Entry>> = vec![None; SINGLES];
     let mut state = 88172645463325252;

@@ -23,8 +23,7 @@ fn owner(page: u64) -> Owner {
 
 fn slots(cpus: usize) -> Slots {
     let slots = Slots::new(cpus);
-    let config =
-        DeviceConfig { priority: 0, rotational: false, discard: false, slots: 8 * TRUNK_SLOTS, first: 1 };
+    let config = DeviceConfig { first: 1, ..DeviceConfig::new(8 * TRUNK_SLOTS) };
     slots.swapon(config).unwrap();
     slots
 }
@@ -79,13 +78,7 @@ fn s0_5_a_batch_within_a_cluster_takes_one_lock() {
 fn a_full_device_leaves_and_returns_without_a_lock_that_all_share() {
     let _turn = turn();
     let slots = slots(2);
-    let config = |priority| DeviceConfig {
-        priority,
-        rotational: false,
-        discard: false,
-        slots: 2 * CLUSTER_SLOTS as u64,
-        first: 0,
-    };
+    let config = |priority| DeviceConfig { priority, ..DeviceConfig::new(2 * CLUSTER_SLOTS as u64) };
     let (high, higher) = (slots.swapon(config(1)).unwrap(), slots.swapon(config(2)).unwrap());
     let mut full = vec![Entry::INVALID; 4 * CLUSTER_SLOTS];
     assert_eq!(slots.alloc_batch(0, 0, owner_of, &mut full), full.len());

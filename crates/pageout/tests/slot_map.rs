@@ -22,10 +22,10 @@ enum Step {
     Reclaim { cpu: usize },
     Retire { which: usize },
     Wrong { raw: u64 },
-    Swapon { priority: i32, rotational: bool, discard: bool, slots: u64, first: u64 },
+    Swapon { priority: i32, rotational: bool, discard: bool, slots: u64, first: u64, trunk_clusters: usize },
     Swapoff { which: usize, gives_up: bool },
     AddTrunk { which: usize, trunk: u32 },
-    TakeTrunk { which: usize },
+    TakeTrunk { which: usize, kept: usize },
     Discard { which: usize },
 }
 
@@ -45,14 +45,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => cpu.prop_map(|cpu| Reclaim { cpu }),
         1 => which.prop_map(|which| Retire { which }),
         1 => (1u64..1 << 40).prop_map(|raw| Wrong { raw }),
-        1 => (-2..3i32, any::<bool>(), any::<bool>(), 0..4u64, 1..2000u64, 0..3u64).prop_map(
-            |(priority, rotational, discard, whole, more, first)| Swapon {
+        1 => (-2..3i32, any::<bool>(), any::<bool>(), 0..4u64, 1..2000u64, 0..3u64, 0..6u32).prop_map(
+            |(priority, rotational, discard, whole, more, first, trunk)| Swapon {
                 priority, rotational, discard, slots: whole * 512 + if whole % 2 == 0 { more } else { 0 }, first,
+                trunk_clusters: 1 << trunk,
             }
         ),
         1 => (which, any::<bool>()).prop_map(|(which, gives_up)| Swapoff { which, gives_up }),
         1 => (which, 0..6u32).prop_map(|(which, trunk)| AddTrunk { which, trunk }),
-        1 => which.prop_map(|which| TakeTrunk { which }),
+        1 => (which, 0..2usize).prop_map(|(which, kept)| TakeTrunk { which, kept }),
         1 => which.prop_map(|which| Discard { which }),
     ]
 }
@@ -62,8 +63,8 @@ struct Plain {
     slots: Slots,
     used: BTreeMap<Entry, (Owner, u32)>,
     bad: BTreeSet<Entry>,
-    /// Devices with their slots, whether trunks may come, and first.
-    devices: Vec<(DeviceId, BTreeSet<u64>, u64)>,
+    /// Devices with their trunks, their slots, and those of a trunk.
+    devices: Vec<(DeviceId, BTreeSet<u64>, u64, u64)>,
     cached: BTreeSet<Entry>,
     page: u64,
 }
@@ -112,9 +113,9 @@ impl Plain {
     fn took(&mut self, entry: Entry, order: u8, owner: Owner) {
         assert_eq!(entry.slot() % (1 << order), 0, "aligned");
         let id = entry.device().unwrap();
-        let (_, trunks, end) =
+        let (_, trunks, end, trunk) =
             self.devices.iter().find(|device| device.0 == id).expect("a device that is on");
-        assert!(trunks.contains(&(entry.slot() / TRUNK_SLOTS)) && entry.slot() + (1 << order) <= *end);
+        assert!(trunks.contains(&(entry.slot() / trunk)) && entry.slot() + (1 << order) <= *end);
         for i in 0..1 << order {
             let named = Owner { page: owner.page + i as u64, ..owner };
             assert_eq!(self.used.insert(entry.at(i), (named, 1)), None, "given once");
@@ -229,13 +230,14 @@ impl Plain {
                     assert!(self.slots.put(entry, 1).is_err() && self.slots.dup(entry, 1).is_err());
                 }
             }
-            Step::Swapon { priority, rotational, discard, slots, first } => {
+            Step::Swapon { priority, rotational, discard, slots, first, trunk_clusters } => {
                 if self.devices.len() < 4 {
                     let first = if slots == 0 { 0 } else { first.min(slots - 1) };
-                    let config = DeviceConfig { priority, rotational, discard, slots, first };
+                    let config = DeviceConfig { priority, rotational, discard, slots, first, trunk_clusters };
                     let id = self.slots.swapon(config).unwrap();
-                    let trunks = (0..slots.div_ceil(TRUNK_SLOTS)).collect();
-                    self.devices.push((id, trunks, slots));
+                    let trunk_slots = (trunk_clusters * CLUSTER_SLOTS) as u64;
+                    let trunks = (0..slots.div_ceil(trunk_slots)).collect();
+                    self.devices.push((id, trunks, slots, trunk_slots));
                     self.bad.extend((0..first).map(|slot| Entry::new(id, slot)));
                 }
             }
@@ -243,22 +245,22 @@ impl Plain {
             Step::AddTrunk { which, trunk } => {
                 let n = self.devices.len();
                 if n > 0 && self.used.len() < 20_000 {
-                    let (id, trunks, end) = &mut self.devices[which % n];
+                    let (id, trunks, end, trunk_slots) = &mut self.devices[which % n];
                     // A device that ends within a trunk does not grow.
-                    if *end % TRUNK_SLOTS == 0 {
+                    if *end % *trunk_slots == 0 {
                         assert_eq!(self.slots.add_trunk(*id, trunk), trunks.insert(trunk as u64));
-                        *end = (*end).max((trunk as u64 + 1) * TRUNK_SLOTS);
+                        *end = (*end).max((trunk as u64 + 1) * *trunk_slots);
                     }
                 }
             }
-            Step::TakeTrunk { which } => {
+            Step::TakeTrunk { which, kept } => {
                 let n = self.devices.len();
                 if n > 0 {
-                    let (id, trunks, end) = &mut self.devices[which % n];
-                    if let Some(trunk) = self.slots.take_empty_trunk(*id) {
+                    let (id, trunks, end, trunk_slots) = &mut self.devices[which % n];
+                    if let Some(trunk) = self.slots.take_empty_trunk(*id, kept) {
                         assert!(trunks.remove(&(trunk as u64)), "a trunk that it had");
-                        let first = Entry::new(*id, trunk as u64 * TRUNK_SLOTS);
-                        let last = first.raw() + TRUNK_SLOTS;
+                        let first = Entry::new(*id, trunk as u64 * *trunk_slots);
+                        let last = first.raw() + *trunk_slots;
                         assert!(last <= Entry::new(*id, *end).raw(), "a whole one");
                         assert!(self.used.range(first..).next().is_none_or(|(next, _)| next.raw() >= last));
                         assert!(self.bad.range(first..).next().is_none_or(|next| next.raw() >= last));
@@ -325,7 +327,10 @@ proptest! {
     #[test]
     fn allocator_and_counts_are_those_of_a_plain_map(steps in prop::collection::vec(step(), STEPS)) {
         let mut plain = Plain::new();
-        plain.step(&Step::Swapon { priority: 0, rotational: false, discard: false, slots: 1536, first: 1 });
+        let first = Step::Swapon {
+            priority: 0, rotational: false, discard: false, slots: 1536, first: 1, trunk_clusters: TRUNK_CLUSTERS,
+        };
+        plain.step(&first);
         for (i, step) in steps.iter().enumerate() {
             plain.step(step);
             if i % 250 == 249 {

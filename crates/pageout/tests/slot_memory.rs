@@ -41,7 +41,7 @@ fn tables_come_with_use_and_go_with_it() {
     let held = || BYTES.load(Relaxed) - before;
     let slots = Slots::new(2);
     let size = (16u64 << 40) / SLOT_BYTES;
-    let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots: size, first: 1 };
+    let config = DeviceConfig { first: 1, ..DeviceConfig::new(size) };
     let id = slots.swapon(config).unwrap();
     let unused = held();
     println!("16T, nothing used: {unused} bytes, {:.6} a slot", unused as f64 / size as f64);

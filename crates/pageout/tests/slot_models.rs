@@ -14,17 +14,13 @@ use pageout::slot::*;
 
 const CLUSTER: u64 = CLUSTER_SLOTS as u64;
 
-fn config(slots: u64) -> DeviceConfig {
-    DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 0 }
-}
-
 fn owner(page: u64) -> Owner {
     Owner { space: 1, page }
 }
 
 fn slots_with(cpus: usize, slots: u64) -> (Arc<Slots>, DeviceId) {
     let all = Slots::new(cpus);
-    let id = all.swapon(config(slots)).unwrap();
+    let id = all.swapon(DeviceConfig::new(slots)).unwrap();
     (Arc::new(all), id)
 }
 
@@ -166,7 +162,7 @@ fn device_gone() {
 fn device_on() {
     passes_and_would_notice(Flaw::FullUnsure, None, || {
         let slots = Arc::new(Slots::new(1));
-        let id = slots.swapon(config(0)).unwrap();
+        let id = slots.swapon(DeviceConfig::new(0)).unwrap();
         let other = slots.clone();
         let thread = thread::spawn(move || assert!(other.add_trunk(id, 0)));
         let got = slots.alloc(0, 0, owner(1));
@@ -188,7 +184,7 @@ fn device_back() {
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
         assert_eq!(slots.swapoff_end(id), Ok(()));
-        assert_eq!(slots.swapon_as(id, config(2 * CLUSTER)), Ok(()));
+        assert_eq!(slots.swapon_as(id, DeviceConfig::new(2 * CLUSTER)), Ok(()));
         if let Some(got) = thread.join().unwrap() {
             assert_eq!(slots.look(got), Ok((owner(2), 1)));
         }
@@ -201,7 +197,7 @@ fn device_back() {
 fn trunk_comes() {
     passes_and_would_notice(Flaw::AdoptTwice, Some(3), || {
         let slots = Arc::new(Slots::new(2));
-        let id = slots.swapon(config(0)).unwrap();
+        let id = slots.swapon(DeviceConfig::new(0)).unwrap();
         let other = slots.clone();
         let thread = thread::spawn(move || {
             assert!(other.add_trunk(id, 0));
@@ -223,11 +219,11 @@ fn device_again() {
         let (slots, id) = slots_with(1, CLUSTER);
         let other = slots.clone();
         let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
-        assert_eq!(slots.swapon_as(id, config(CLUSTER)), Err(SwaponError::TooManyDevices));
+        assert_eq!(slots.swapon_as(id, DeviceConfig::new(CLUSTER)), Err(SwaponError::TooManyDevices));
         assert!(slots.swapoff_begin(id));
         let again = slots.swapoff_end(id).is_ok();
         if again {
-            assert_eq!(slots.swapon_as(id, config(2 * CLUSTER)), Ok(()));
+            assert_eq!(slots.swapon_as(id, DeviceConfig::new(2 * CLUSTER)), Ok(()));
         }
         let got = thread.join().unwrap();
         assert!(again || got.is_some(), "what kept the device from going is the slot that was given");
@@ -270,7 +266,43 @@ fn trunk_goes() {
         let entry = slots.alloc(0, 0, owner(1)).unwrap();
         slots.put(entry, 1).unwrap();
         let other = slots.clone();
-        let thread = thread::spawn(move || other.take_empty_trunk(id));
+        let thread = thread::spawn(move || other.take_empty_trunk(id, 0));
+        let got = slots.alloc(0, 0, owner(2));
+        let gone = thread.join().unwrap();
+        assert!(gone.is_none() || got.is_none(), "a slot of a trunk that went");
+        slots.audit();
+    });
+}
+
+/// A trunk is handed back and comes again while somebody wants a slot of it: there is one when it is back.
+#[test]
+fn trunk_goes_and_comes() {
+    passes_and_would_notice(Flaw::FullUnsure, Some(3), || {
+        let (slots, id) = slots_with(1, TRUNK_SLOTS);
+        let entry = slots.alloc(0, 0, owner(1)).unwrap();
+        slots.put(entry, 1).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || {
+            if let Some(trunk) = other.take_empty_trunk(id, 0) {
+                assert!(other.add_trunk(id, trunk));
+            }
+        });
+        let got = slots.alloc(0, 0, owner(2));
+        thread.join().unwrap();
+        slots.audit();
+        assert!(got.is_some() || slots.alloc(0, 0, owner(3)).is_some(), "no slot hides");
+    });
+}
+
+/// The last slot of a trunk is put while it is handed back.
+#[test]
+fn trunk_empties() {
+    passes_and_would_notice(Flaw::TrunkUnsure, None, || {
+        let (slots, id) = slots_with(1, TRUNK_SLOTS);
+        let entry = slots.alloc(0, 0, owner(1)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.take_empty_trunk(id, 0));
+        slots.put(entry, 1).unwrap();
         let got = slots.alloc(0, 0, owner(2));
         let gone = thread.join().unwrap();
         assert!(gone.is_none() || got.is_none(), "a slot of a trunk that went");

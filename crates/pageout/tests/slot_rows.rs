@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pageout::slot::*;
 
-const PLAIN: DeviceConfig =
-    DeviceConfig { priority: 0, rotational: false, discard: false, slots: TRUNK_SLOTS, first: 0 };
+const PLAIN: DeviceConfig = DeviceConfig::new(TRUNK_SLOTS);
 
 fn owner(page: u64) -> Owner {
     Owner { space: 1, page }
@@ -343,11 +342,54 @@ fn s4_1_runs_of_any_order_are_aligned_and_within_a_cluster() {
         }
         assert_eq!(slots.usage(id).unwrap(), Usage { slots: TRUNK_SLOTS, used: 0, free_clusters: 32 });
         slots.audit();
-        assert_eq!(slots.take_empty_trunk(id), Some(0));
+        assert_eq!(slots.take_empty_trunk(id, 0), Some(0));
         assert_eq!(slots.alloc(0, 0, owner(0)), None);
-        assert_eq!(slots.take_empty_trunk(id), None);
+        assert_eq!(slots.take_empty_trunk(id, 0), None);
         assert!(slots.add_trunk(id, 3) && !slots.add_trunk(id, 3));
         assert_eq!(slots.alloc(0, 9, owner(0)).unwrap().slot(), 3 * TRUNK_SLOTS);
+    }
+}
+
+#[test]
+fn trunks_of_any_size_come_and_go() {
+    for trunk_clusters in [1, 2, 32] {
+        let (slots, id) = slots_with(2, DeviceConfig { slots: 0, discard: true, trunk_clusters, ..PLAIN });
+        let trunk = (trunk_clusters * CLUSTER_SLOTS) as u64;
+        assert!((3..6).all(|number| slots.add_trunk(id, number)));
+        let got = drain(&slots, 0, CLUSTER_ORDER);
+        assert_eq!(got.len(), 3 * trunk_clusters);
+        assert!(got.iter().all(|entry| (3 * trunk..6 * trunk).contains(&entry.slot())));
+        assert_eq!(slots.take_empty_trunk(id, 0), None);
+        // One slot is enough to keep a trunk; what waits for discard is not.
+        let last = got.iter().filter(|entry| entry.slot() / trunk == 5).max().unwrap();
+        for entry in &got {
+            let used = usize::from(entry == last);
+            slots.put(*entry, CLUSTER_SLOTS - used).unwrap();
+        }
+        assert_eq!(slots.usage(id).unwrap().used, 1);
+        let left: Vec<Option<u32>> = [2, 1, 1, 0, 0].map(|kept| slots.take_empty_trunk(id, kept)).into();
+        assert_eq!(left, [None, Some(3), None, Some(4), None]);
+        assert_eq!(slots.take_discard(id).is_some(), trunk_clusters > 1);
+        slots.audit();
+    }
+    let odd = |trunk_clusters| Slots::new(1).swapon(DeviceConfig { trunk_clusters, ..PLAIN });
+    assert_eq!([0, 3, 64].map(odd), [Err(SwaponError::BadSize); 3]);
+}
+
+#[test]
+fn a_number_comes_again_with_other_trunks() {
+    let slots = Slots::new(2);
+    for trunk_clusters in [32, 1, 8] {
+        let slots_there = 32 * CLUSTER_SLOTS as u64;
+        let id = slots.swapon(DeviceConfig { slots: slots_there, trunk_clusters, ..PLAIN }).unwrap();
+        let got = drain(&slots, 0, CLUSTER_ORDER);
+        assert_eq!(got.len(), 32);
+        got.iter().for_each(|entry| slots.put(*entry, CLUSTER_SLOTS).unwrap());
+        let gone: Vec<u32> = std::iter::from_fn(|| slots.take_empty_trunk(id, 0)).collect();
+        assert_eq!(gone.len(), 32 / trunk_clusters);
+        slots.audit();
+        assert!(slots.swapoff_begin(id));
+        slots.swapoff_end(id).unwrap();
     }
 }
 

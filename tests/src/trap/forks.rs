@@ -4,8 +4,9 @@ use super::load::{together, Churn, Dice};
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Mutex;
 
 pub const TRAPS: &[Trap] = &[
@@ -25,6 +26,14 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-killed", "processes that are killed while they fork", fork_killed).may_log(),
     Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
         .may_log(),
+    Trap::new("fork-moves", "forks while threads are inside mremap", fork_moves).may_log(),
+    Trap::new("fork-advice", "forks while a thread gives advice on what is out", fork_advice).may_log(),
+    Trap::new("fork-handlers", "handlers of fork that make threads and wait for them", fork_handlers)
+        .may_log(),
+    Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
+        .may_log(),
+    Trap::new("fork-grown", "forks when what had grown in place is out", fork_grown).may_log(),
+    Trap::new("fork-vfork", "waits for a child with memory of its own (CLONE_VFORK)", fork_vfork).may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
     Trap::new("fork-holes", "maps again, at the same addresses, what it unmapped before a fork", fork_holes)
         .may_log(),
@@ -36,6 +45,7 @@ pub const TRAPS: &[Trap] = &[
     .may_log(),
     Trap::new("fork-names", "forks by libc's other names for fork and clone", fork_names).may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
+    Trap::new("dontfork-moves", "the same while threads move it", dontfork_moves).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
@@ -262,10 +272,15 @@ fn fork_killed(ctx: &Ctx) -> Outcome {
             let (field, _ballast) = ctx.evicted()?;
             sys::write_all(write.as_raw_fd(), b".")?;
             loop {
-                let child = sys::fork(|| field.page(7).check(1))?;
+                let child = sys::fork(|| {
+                    sys::write_all(write.as_raw_fd(), b"b")?;
+                    field.page(7).check(1)?;
+                    sys::write_all(write.as_raw_fd(), b"e")
+                })?;
                 sys::wait_for(child, 0)?;
             }
         })?;
+        drop(write);
         ensure!(says_something(&read), "the victim has not begun");
         std::thread::sleep(std::time::Duration::from_micros(dice.roll(30_000) as u64));
         let mut status = 0;
@@ -275,6 +290,11 @@ fn fork_killed(ctx: &Ctx) -> Outcome {
             libc::waitpid(victim, &mut status, 0)
         })?;
         ensure!(libc::WIFSIGNALED(status), "the victim ended with {status:#x}");
+        // Its last child goes on, and is soon done.
+        let mut said = Vec::new();
+        std::fs::File::from(read).read_to_end(&mut said).expect("a pipe can be read");
+        let count = |what: u8| said.iter().filter(|byte| **byte == what).count();
+        ensure!(count(b'b') == count(b'e'), "children of the victim did not end: {said:?}");
     }
     Ok(())
 }
@@ -314,6 +334,217 @@ fn fork_changes(ctx: &Ctx) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         done.and(changer.join().expect("the thread does not panic"))
     })
+}
+
+/// Memory that somebody moves is at the one place or at the other, whole.
+fn fork_moves(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let piece = field.len / 64;
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let pairs: Vec<(Span, Span)> =
+        (0..2).map(|n| (field.part(n * 8 * piece, piece), field.part((n * 8 + 4) * piece, piece))).collect();
+    for (_, to) in &pairs {
+        sys::unmap(*to)?;
+    }
+    let rest = field.part(32 * piece, 32 * piece);
+    let stop = AtomicBool::new(false);
+    let check = || {
+        for (from, to) in &pairs {
+            let at = if sys::is_mapped(*from) { from } else { to };
+            at.check_as(from.start, 1)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let movers: Vec<_> = pairs
+            .iter()
+            .map(|(from, to)| {
+                let stop = &stop;
+                scope.spawn(move || -> Outcome {
+                    while !stop.load(Ordering::Relaxed) {
+                        sys::remap(*from, from.len, flags, to.start)?;
+                        std::thread::sleep(std::time::Duration::from_micros(300));
+                        sys::remap(*to, to.len, flags, from.start)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let done = (0..40).try_for_each(|turn| {
+            if turn % 4 == 0 {
+                ballast.walk()?;
+            }
+            let child = sys::fork(check)?;
+            sys::wait_for(child, 0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        movers.into_iter().try_for_each(|mover| mover.join().expect("the thread does not panic")).and(done)
+    })?;
+    check()?;
+    rest.check(1)
+}
+
+/// Advice about reading ahead changes nothing.
+fn fork_advice(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let adviser = scope.spawn(|| -> Outcome {
+            let advices = [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL];
+            let mut next = advices.iter().cycle();
+            while !stop.load(Ordering::Relaxed) {
+                for piece in field.pieces(BLOCK / 2) {
+                    sys::advise(piece, *next.next().expect("there are some"))?;
+                }
+            }
+            Ok(())
+        });
+        let done = (0..10).try_for_each(|_| {
+            ballast.walk()?;
+            let child = sys::fork(|| field.check(1))?;
+            sys::wait_for(child, 0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        adviser.join().expect("the thread does not panic").and(done)
+    })?;
+    field.check(1)
+}
+
+/// As libraries do that have threads of their own: these go on in the parent.
+fn fork_handlers(ctx: &Ctx) -> Outcome {
+    extern "C" fn make_threads() {
+        // Stacks of other sizes, so that no thread's place is known.
+        for n in 1..4 {
+            let thread = std::thread::Builder::new().stack_size(n << 20).spawn(|| {});
+            thread.expect("there is room for a thread").join().expect("the thread does not panic");
+        }
+    }
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: the handler is there as long as the program.
+    let set = unsafe { libc::pthread_atfork(Some(make_threads), Some(make_threads), None) };
+    sys::ret("pthread_atfork", set)?;
+    for _ in 0..3 {
+        let child = sys::fork(|| field.check(1))?;
+        sys::wait_for(child, 0)?;
+        ballast.walk()?;
+    }
+    field.check(1)
+}
+
+/// Memory that is mapped where other memory has just been is empty, though who unmapped that is still about it.
+fn fork_newcomer(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let piece = field.len / 64;
+    let (turn, mapped) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (begins, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let place = |turn: usize| field.part(turn * piece, piece);
+    std::thread::scope(|scope| {
+        let unmaps = scope.spawn(|| -> Outcome {
+            let mut done = 0;
+            while !stop.load(Ordering::Relaxed) {
+                if turn.load(Ordering::SeqCst) > done {
+                    done += 1;
+                    begins.store(done, Ordering::SeqCst);
+                    sys::unmap(place(done - 1))?;
+                }
+            }
+            Ok(())
+        });
+        let maps = scope.spawn(|| -> Outcome {
+            let mut done = 0;
+            while !stop.load(Ordering::Relaxed) {
+                if begins.load(Ordering::SeqCst) > done {
+                    let how = sys::ANON | libc::MAP_FIXED_NOREPLACE;
+                    if sys::map_at(place(done).start, piece, sys::RW, how).is_ok() {
+                        done += 1;
+                        mapped.store(done, Ordering::SeqCst);
+                    }
+                }
+            }
+            Ok(())
+        });
+        let done = (1..=32).try_for_each(|next| {
+            ballast.walk()?;
+            turn.store(next, Ordering::SeqCst);
+            // At once, and a little later each time.
+            (0..next * 200).for_each(|_| std::hint::spin_loop());
+            let child = sys::fork(|| match mapped.load(Ordering::SeqCst) == next {
+                true => place(next - 1).check_zero(),
+                false => Ok(()),
+            })?;
+            sys::wait_for(child, 0)?;
+            while mapped.load(Ordering::SeqCst) != next {
+                ensure!(!unmaps.is_finished() && !maps.is_finished(), "a thread ended early");
+                std::thread::yield_now();
+            }
+            place(next - 1).check_zero()
+        });
+        stop.store(true, Ordering::Relaxed);
+        [unmaps, maps].into_iter().try_for_each(|thread| thread.join().expect("no panic")).and(done)
+    })?;
+    field.part(32 * piece, 32 * piece).check(1)
+}
+
+/// What grew in place is registered with what it grew from, and found later.
+fn fork_grown(ctx: &Ctx) -> Outcome {
+    const LONG: usize = 32 * PAGE;
+    const SHORT: usize = 2 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    for place in field.pieces(field.len / 8) {
+        let place = place.part(0, LONG);
+        sys::remap(place, SHORT, 0, 0)?;
+        sys::remap(place.part(0, SHORT), LONG, 0, 0)?;
+        place.fill(2);
+    }
+    let check = || {
+        field.pieces(field.len / 8).try_for_each(|place| {
+            place.part(0, LONG).check(2)?;
+            place.part(LONG, place.len - LONG).check(1)
+        })
+    };
+    ballast.walk()?;
+    let child = sys::fork(check)?;
+    sys::wait_for(child, 0)?;
+    ballast.walk()?;
+    check()
+}
+
+/// The parent waits in the kernel until its child is done, and other threads of it go on.
+fn fork_vfork(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (runs, read) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (ask, answer) = (sys::pipe()?, sys::pipe()?);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| -> Outcome {
+            runs.store(true, Ordering::SeqCst);
+            let mut byte = [0u8];
+            // SAFETY: a buffer of the length given.
+            let n = unsafe { libc::read(ask.0.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
+            ensure!(n == 1, "the child says nothing");
+            field.check(1)?;
+            ballast.walk()?;
+            read.store(true, Ordering::SeqCst);
+            sys::write_all(answer.1.as_raw_fd(), &byte)
+        });
+        while !runs.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+        let no_stack = 0;
+        // SAFETY: a plain fork; the child calls nothing that keeps state and leaves by `_exit`.
+        let child = unsafe { libc::syscall(libc::SYS_clone, flags, no_stack, 0, 0, 0) };
+        if sys::ret("clone", child)? == 0 {
+            let mut byte = [0u8];
+            let said = sys::write_all(ask.1.as_raw_fd(), &byte);
+            // SAFETY: as above.
+            let n = unsafe { libc::read(answer.0.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
+            sys::leave(said.and(if n == 1 { field.check(1) } else { Err(Stop::Wrong("no answer".into())) }));
+        }
+        ensure!(read.load(Ordering::SeqCst), "the parent went on before its child was done");
+        sys::wait_for(child as libc::pid_t, 0)?;
+        reader.join().expect("no panic")
+    })?;
+    field.check(1)
 }
 
 fn fork_exit(ctx: &Ctx) -> Outcome {
@@ -447,6 +678,41 @@ fn dontfork(ctx: &Ctx) -> Outcome {
     let child = sys::fork(|| field.check(1))?;
     sys::wait_for(child, 0)?;
     field.check(1)
+}
+
+fn dontfork_moves(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let piece = field.len / 16;
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let (kept, to) = (field.part(0, piece), field.part(2 * piece, piece));
+    let given = field.part(4 * piece, 12 * piece);
+    sys::advise(kept, libc::MADV_DONTFORK)?;
+    sys::unmap(to)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| -> Outcome {
+            while !stop.load(Ordering::Relaxed) {
+                sys::remap(kept, piece, flags, to.start)?;
+                std::thread::sleep(std::time::Duration::from_micros(300));
+                sys::remap(to, piece, flags, kept.start)?;
+            }
+            Ok(())
+        });
+        let done = (0..20).try_for_each(|turn| {
+            if turn % 4 == 0 {
+                ballast.walk()?;
+            }
+            let child = sys::fork(|| {
+                ensure!(!sys::is_mapped(kept) && !sys::is_mapped(to), "the child has what it should not get");
+                given.check(1)
+            })?;
+            sys::wait_for(child, 0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        mover.join().expect("the thread does not panic").and(done)
+    })?;
+    kept.check(1)?;
+    given.check(1)
 }
 
 fn wipeonfork(ctx: &Ctx) -> Outcome {

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("closefrom", "closes every descriptor beyond the third, again and again", closefrom),
@@ -32,6 +32,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("system", "system and popen", system).may_log(),
     Trap::new("exec", "becomes another program", exec).may_log(),
     Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
+    Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
+        .may_log(),
     Trap::new("no-children", "waits for children that it does not have", no_children),
 ];
 
@@ -321,6 +323,32 @@ fn exec_threads(ctx: &Ctx) -> Outcome {
     std::thread::sleep(ctx.time / 10);
     let thread = std::thread::spawn(move || Err(become_trap(&words)));
     super::load::join(thread)
+}
+
+/// As in containers. The second program has a keeper that has the filter; the third looks whether that has gone.
+fn exec_filtered(ctx: &Ctx) -> Outcome {
+    let stage = ctx.args.first().map(String::as_str);
+    if stage == Some("third") {
+        // The children of run: this process, and keepers.
+        let run = std::os::unix::process::parent_id();
+        let children = format!("/proc/{run}/task/{run}/children");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while sys::under_pageout() && std::fs::read_to_string(&children)?.split_whitespace().count() > 2 {
+            ensure!(Instant::now() < deadline, "a keeper stays that has nothing to keep");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        return Ok(());
+    }
+    let next = if stage.is_none() { c"second" } else { c"third" };
+    let mut words = arguments(ctx, "exec-filtered", ctx.size)?;
+    words.push(next.into());
+    if stage.is_none() {
+        super::rights::refuse(libc::SYS_kcmp)?;
+        return Err(become_trap(&words));
+    }
+    let (field, _ballast) = ctx.evicted()?;
+    field.check(1)?;
+    Err(become_trap(&words))
 }
 
 fn no_children(ctx: &Ctx) -> Outcome {

@@ -20,6 +20,9 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mremap-regrow-beside", "the same while there is another thread", mremap_regrow_beside),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
+    Trap::new("mremap-pieces", "grows, moves and cuts memory that was mapped piece by piece", mremap_pieces),
+    Trap::new("mremap-pieces-read", "the same onto memory that another thread reads", mremap_pieces_read),
+    Trap::new("mremap-random", "does so at random, with several threads", mremap_random),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
     Trap::new(
         "mremap-handover",
@@ -201,6 +204,206 @@ fn mremap_in_place(ctx: &Ctx) -> Outcome {
         high.check(2)?;
     }
     low.check(1)
+}
+
+/// Memory that was mapped piece by piece, each behind the last: one mapping of the kernel's, without us.
+struct Pieced {
+    span: Span,
+    /// What each page holds: where it was filled, and its generation; 0: zeros.
+    pages: Vec<(usize, u16)>,
+    /// Since it was moved nothing mapped behind it is of the same mapping.
+    moved: bool,
+}
+
+impl Pieced {
+    fn new(at: usize, len: usize) -> Result<Self, Stop> {
+        let span = sys::map_at(at, len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        Ok(Pieced { span, pages: vec![(0, 0); span.pages()], moved: false })
+    }
+
+    fn fill(&mut self, first: usize, generation: u16) {
+        for (page, holds) in self.pages.iter_mut().enumerate().skip(first) {
+            let page = self.span.page(page);
+            page.fill(generation);
+            *holds = (page.start, generation);
+        }
+    }
+
+    fn check(&self) -> Outcome {
+        let holds = |(page, holds): (usize, &(usize, u16))| match *holds {
+            (_, 0) => self.span.page(page).check_zero(),
+            (origin, generation) => self.span.page(page).check_as(origin, generation),
+        };
+        self.pages.iter().enumerate().try_for_each(holds)
+    }
+
+    /// Maps more behind it; `false`: there is something.
+    fn extend(&mut self, len: usize) -> bool {
+        let there = sys::map_at(self.span.end(), len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE);
+        if there.is_ok() {
+            self.now(Span::new(self.span.start, self.span.len + len));
+        }
+        there.is_ok()
+    }
+
+    fn remap(&mut self, len: usize, flags: i32, to: usize) -> Outcome {
+        let span = sys::remap(self.span, len, flags, to)?;
+        self.moved |= span.start != self.span.start;
+        self.now(span);
+        Ok(())
+    }
+
+    fn now(&mut self, span: Span) {
+        self.span = span;
+        self.pages.resize(span.pages(), (0, 0));
+    }
+}
+
+const FIXED: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+
+fn mremap_pieces(ctx: &Ctx) -> Outcome {
+    const PIECE: usize = 2 << 20;
+    let mut ballast = Ballast::new(ctx.half())?;
+    // Where nobody else is given addresses.
+    let (low, high) = Span::new(0x2800_0000_0000, 4 * ctx.half()).halves();
+    sys::map_at(high.start, high.len, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE | libc::MAP_FIXED)?;
+    let mut pieced = Pieced::new(low.start, PIECE)?;
+    pieced.fill(0, 1);
+    for generation in 2..=(ctx.half() / PIECE) as u16 {
+        // Each is taken up by itself; the last not at all.
+        ballast.walk()?;
+        let known = pieced.span.pages();
+        ensure!(pieced.extend(PIECE), "there was no room");
+        pieced.fill(known, generation);
+    }
+    let len = pieced.span.len;
+    // Where it is, as far as there is room.
+    pieced.remap(len + PIECE, 0, 0)?;
+    pieced.check()?;
+    let refused = sys::remap(pieced.span, 2 * low.len, 0, 0);
+    ensure!(refused.is_err() && sys::errno() == libc::ENOMEM, "grew over something: {refused:?}");
+    // To where there is, and longer; to a chosen place; shorter; back again, all over something.
+    pieced.remap(2 * low.len, libc::MREMAP_MAYMOVE, 0)?;
+    pieced.check()?;
+    ballast.walk()?;
+    pieced.remap(len, FIXED, high.start)?;
+    ballast.walk()?;
+    pieced.check()?;
+    sys::map_at(low.start, low.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.part(0, PIECE).fill(7);
+    pieced.remap(len, FIXED, low.start)?;
+    pieced.check()?;
+    pieced.remap(len + PIECE, FIXED, high.start)?;
+    ballast.walk()?;
+    pieced.check()?;
+    // What is new comes first: a kernel that moves one after the other would stop amid.
+    let whole = Span::new(0x2900_0000_0000, 2 * PIECE);
+    let (new, old) = whole.halves();
+    sys::map_at(old.start, old.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(1);
+    ballast.walk()?;
+    sys::map_at(new.start, new.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(2);
+    let moved = sys::remap(whole, whole.len, FIXED, whole.end())?;
+    moved.part(0, PIECE).check_as(new.start, 2)?;
+    moved.part(PIECE, PIECE).check_as(old.start, 1)?;
+    // A hole is refused as ever, and nothing is lost.
+    let (whole, hole) = (pieced.span, pieced.span.page(len / 2 / PAGE));
+    sys::unmap(hole)?;
+    let refused = sys::remap(whole, 2 * len, libc::MREMAP_MAYMOVE, 0);
+    ensure!(refused.is_err() && sys::errno() == libc::EFAULT, "moved a hole: {refused:?}");
+    sys::map_over(hole, sys::RW, 0)?;
+    pieced.pages[len / 2 / PAGE] = (0, 0);
+    ballast.walk()?;
+    pieced.check()
+}
+
+/// Whoever reads where memory is moved to finds what was there or what has come.
+fn mremap_pieces_read(ctx: &Ctx) -> Outcome {
+    const ORIGIN: usize = 0x1000_0000;
+    const TO: usize = 0x2a00_0000_0000;
+    const FROM: usize = 0x2b00_0000_0000;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let len = (ctx.half() / 4).next_multiple_of(4 * PAGE);
+    let place = sys::map_at(TO, len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    place.fill_as(ORIGIN, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| -> Outcome {
+            while !stop.load(Ordering::Relaxed) {
+                for at in (0..len).step_by(PAGE) {
+                    let word = load(place.start + at);
+                    ensure!(
+                        word == pattern(ORIGIN + at, 1) || word == pattern(ORIGIN + at, 2),
+                        "neither what was there nor what came"
+                    );
+                }
+            }
+            Ok(())
+        });
+        let done = (0..6).try_for_each(|turn| {
+            for at in (0..len).step_by(len / 4) {
+                let piece = sys::map_at(FROM + at, len / 4, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+                piece.fill_as(ORIGIN + at, 2 - turn % 2);
+                ballast.walk()?;
+            }
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            sys::remap(Span::new(FROM, len), len, flags, TO)?;
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        reader.join().expect("the thread does not panic").and(done)
+    })?;
+    place.check_as(ORIGIN, 1)
+}
+
+fn mremap_random(ctx: &Ctx) -> Outcome {
+    const COUNT: usize = 2;
+    const OBJECTS: usize = 4;
+    const EACH: usize = 8 << 20;
+    let churn = Churn::start(ctx.half())?;
+    let deadline = ctx.deadline();
+    let most = ctx.half() / COUNT / OBJECTS;
+    together(COUNT, |index| {
+        let mut dice = Dice::new(index);
+        // Chosen places; nobody else comes there.
+        let places: Vec<_> = (0..=OBJECTS).map(|n| 0x3000_0000_0000 + (index << 40) + n * EACH).collect();
+        let objects = places[..OBJECTS].iter().map(|place| Pieced::new(*place, PAGE));
+        let mut objects = objects.collect::<Result<Vec<_>, _>>()?;
+        let mut generation = 0u16;
+        while Instant::now() < deadline {
+            let is_free = |place: &&usize| objects.iter().all(|object| object.span.start != **place);
+            let free = *places.iter().find(is_free).expect("one more than there are objects");
+            let object = &mut objects[dice.roll(OBJECTS)];
+            let some = (1 + dice.roll(most / 4 / PAGE)) * PAGE;
+            let (len, known) = (object.span.len, object.span.pages());
+            let less = (1 + dice.roll(known)) * PAGE;
+            match dice.roll(8) {
+                0..4 if !object.moved && len < most => {
+                    object.extend(some);
+                }
+                4 if len < most => match object.remap(len + some, 0, 0) {
+                    Err(_) if sys::errno() == libc::ENOMEM => {}
+                    done => done?,
+                },
+                5 if len < most => object.remap(len + some, libc::MREMAP_MAYMOVE, 0)?,
+                6 => {
+                    let to = [len, less, (len + some).min(EACH)][dice.roll(3)];
+                    object.remap(to, FIXED, free)?;
+                }
+                7 if object.moved => {
+                    object.check()?;
+                    sys::unmap(object.span)?;
+                    *object = Pieced::new(free, PAGE)?;
+                }
+                7 => object.remap(less, 0, 0)?,
+                _ => continue,
+            }
+            object.check()?;
+            generation = generation.wrapping_add(1).max(1);
+            let from = dice.roll(known);
+            object.fill(from.min(object.pages.len() - 1), generation);
+        }
+        objects.iter().try_for_each(Pieced::check)
+    })?;
+    churn.end()
 }
 
 fn mremap_race(ctx: &Ctx) -> Outcome {

@@ -117,13 +117,22 @@ const ALLOWED: &[libc::c_long] = &[
 
 /// Puts a filter on all threads: what is not in the list meets `otherwise`.
 fn forbid(otherwise: u32) -> Outcome {
+    put_filter(ALLOWED, libc::SECCOMP_RET_ALLOW, otherwise)
+}
+
+/// Puts a filter on all threads that refuses one call.
+pub fn refuse(call: libc::c_long) -> Outcome {
+    put_filter(&[call], REFUSE, libc::SECCOMP_RET_ALLOW)
+}
+
+fn put_filter(calls: &[libc::c_long], answer: u32, otherwise: u32) -> Outcome {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     // The call's number is the first word of the data.
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
-    for &call in ALLOWED {
+    for &call in calls {
         let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
         filter.push(libc::sock_filter { code, jt: 0, jf: 1, k: call as u32 });
-        filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+        filter.push(statement(libc::BPF_RET | libc::BPF_K, answer));
     }
     filter.push(statement(libc::BPF_RET | libc::BPF_K, otherwise));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };

@@ -1,7 +1,7 @@
 //! Threads that come and go, hold locks and wait for each other in memory that is out.
 
 use super::load::{together, Ballast, Churn, Dice};
-use super::span::{Span, PAGE};
+use super::span::{load, pattern, Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +15,13 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
+    Trap::new("first-ends", "the first thread ends, another goes on and forks", first_ends).may_log(),
     Trap::new("robust-mutex", "robust mutexes in evicted memory, held by threads that exit", robust_mutex),
+    Trap::new(
+        "clone-word",
+        "words in evicted memory that the kernel clears at the end of clones",
+        clone_word,
+    ),
     Trap::new("futex", "threads wait for each other on words in evicted memory", futex),
     Trap::new("condition", "mutexes and conditions in evicted memory", condition),
 ];
@@ -35,6 +41,33 @@ fn thread_churn(ctx: &Ctx) -> Outcome {
     }
     churn.end()?;
     field.check(1)
+}
+
+/// Ends as a program whose `main` calls `pthread_exit`.
+fn first_ends(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let rest = ctx.time / 4;
+    std::thread::spawn(move || {
+        let mut go_on = || {
+            for generation in 2..6 {
+                std::thread::sleep(rest);
+                field.check(generation - 1)?;
+                field.fill(generation);
+                ballast.walk()?;
+                let child = sys::fork(|| field.check(generation))?;
+                sys::wait_for(child, 0)?;
+            }
+            field.check(5)
+        };
+        let outcome = go_on();
+        if outcome.is_ok() {
+            println!("ok");
+        }
+        sys::leave(outcome)
+    });
+    // SAFETY: ends this thread, which nobody waits for.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    unreachable!("the thread has ended")
 }
 
 /// What a raw thread shares with its maker.
@@ -317,6 +350,70 @@ fn wait(word: &AtomicU32, while_it_is: u32) {
 fn wake(word: &AtomicU32) {
     // SAFETY: the word lives as long as the field.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+}
+
+/// What a clone of [`clone_word`] is told.
+struct ClonedThread {
+    /// The word that it names itself, or 0.
+    word: usize,
+    goes_on: AtomicBool,
+    may_end: AtomicBool,
+}
+
+/// It has no thread-local state of its own.
+extern "C" fn cloned(told: *mut c_void) -> c_int {
+    // SAFETY: outlives the clone.
+    let told = unsafe { &*told.cast::<ClonedThread>() };
+    if told.word != 0 {
+        // SAFETY: a word of the trap's.
+        unsafe { libc::syscall(libc::SYS_set_tid_address, told.word) };
+    }
+    told.goes_on.store(true, Ordering::Release);
+    while !told.may_end.load(Ordering::Acquire) {
+        std::hint::spin_loop();
+    }
+    0
+}
+
+fn clone_word(ctx: &Ctx) -> Outcome {
+    const STACK: usize = 64 << 10;
+    const THREAD: c_int = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    let (field, mut ballast) = ctx.evicted()?;
+    let words = [field.page(100).start, field.page(field.pages() / 2).start];
+    for (index, word) in words.into_iter().enumerate() {
+        let stack = sys::map(STACK)?;
+        let told = ClonedThread {
+            word: if index == 0 { 0 } else { word },
+            goes_on: AtomicBool::new(false),
+            may_end: AtomicBool::new(false),
+        };
+        let (flags, child) =
+            if index == 0 { (THREAD | libc::CLONE_CHILD_CLEARTID, word) } else { (THREAD, 0) };
+        let (top, told_at) = (stack.end() as *mut c_void, (&raw const told).cast_mut().cast::<c_void>());
+        let none = std::ptr::null_mut::<c_void>();
+        // SAFETY: the stack is the clone's own, and what it is told outlives it.
+        let id = unsafe { libc::clone(cloned, top, flags, told_at, none, none, child as *mut c_void) };
+        sys::ret("clone", id)?;
+        while !told.goes_on.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        ballast.walk()?;
+        told.may_end.store(true, Ordering::Release);
+        // Not by its word: that would bring it in.
+        let task = format!("/proc/self/task/{id}");
+        while std::path::Path::new(&task).exists() {
+            std::thread::yield_now();
+        }
+        let left = load(word);
+        ensure!(left as u32 == 0, "the word of clone {index} was not cleared: {left:#x}");
+        ensure!(left == pattern(word, 1) >> 32 << 32, "the word's neighbour changed: {left:#x}");
+    }
+    Ok(())
 }
 
 fn futex(ctx: &Ctx) -> Outcome {

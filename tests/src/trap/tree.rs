@@ -19,6 +19,11 @@ pub const TRAPS: &[Trap] = &[
         .helper(),
     Trap::new("tree-need", "idle with most of the limit while another program needs as much", tree_need)
         .helper(),
+    Trap::new("tree-many", "24 programs that have --size of memory together, at the same time", tree_many)
+        .helper(),
+    Trap::new("tree-turns", "three programs that have all of --size in turn, twice, and live on without", tree_turns)
+        .helper(),
+    Trap::new("holder", "one of them: has --size of memory while it is told to", holder).helper(),
     Trap::new(
         "torture",
         "[SEED]: up to 30 processes that fork, exec, exit, kill, are killed, detach and close at random, for --seconds",
@@ -112,6 +117,85 @@ fn tree_touch(ctx: &Ctx) -> Outcome {
     std::io::stdout().flush()?;
     std::thread::sleep(ctx.time);
     children.into_iter().try_for_each(finish)
+}
+
+/// A program that has memory while it is told to.
+struct Holder {
+    child: Child,
+    says: BufReader<std::process::ChildStdout>,
+}
+
+impl Holder {
+    fn start(size: usize) -> Result<Self, Stop> {
+        let mut child = start("holder", size, &[])?;
+        let says = child.stdout.take().map(BufReader::new);
+        let says = says.ok_or_else(|| Stop::Wrong("no standard output".into()))?;
+        Ok(Self { child, says })
+    }
+
+    /// Has it take memory, or check it and let it go.
+    fn tell(&mut self) -> Outcome {
+        self.child.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(b"\n"))?;
+        Ok(())
+    }
+
+    /// It has done what it was told.
+    fn wait(&mut self) -> Outcome {
+        let mut line = String::new();
+        self.says.read_line(&mut line)?;
+        ensure!(line == "done\n", "a program said {line:?}");
+        Ok(())
+    }
+
+    fn finish(mut self) -> Outcome {
+        drop(self.child.stdin.take());
+        let mut said = String::new();
+        self.says.read_to_string(&mut said)?;
+        let status = self.child.wait()?;
+        ensure!(status.success() && said == "ok\n", "a program ended with {status}: {said}");
+        Ok(())
+    }
+}
+
+fn holder(ctx: &Ctx) -> Outcome {
+    let mut held = None;
+    for line in std::io::stdin().lines() {
+        line?;
+        match held.take() {
+            None => {
+                let field = sys::map(ctx.size / PAGE * PAGE)?;
+                field.fill(1);
+                held = Some(field);
+            }
+            Some(field) => {
+                field.check(1)?;
+                sys::unmap(field)?;
+            }
+        }
+        println!("done");
+    }
+    Ok(())
+}
+
+fn tree_many(ctx: &Ctx) -> Outcome {
+    let mut holders: Vec<Holder> =
+        (0..24).map(|_| Holder::start(ctx.size / 24)).collect::<Result<_, Stop>>()?;
+    for _ in 0..2 {
+        holders.iter_mut().try_for_each(Holder::tell)?;
+        holders.iter_mut().try_for_each(Holder::wait)?;
+    }
+    holders.into_iter().try_for_each(Holder::finish)
+}
+
+fn tree_turns(ctx: &Ctx) -> Outcome {
+    let mut holders: Vec<Holder> = (0..3).map(|_| Holder::start(ctx.size)).collect::<Result<_, Stop>>()?;
+    for turn in 0..6 {
+        for _ in 0..2 {
+            holders[turn % 3].tell()?;
+            holders[turn % 3].wait()?;
+        }
+    }
+    holders.into_iter().try_for_each(Holder::finish)
 }
 
 fn tree_need(ctx: &Ctx) -> Outcome {

@@ -14,7 +14,7 @@ use pageout::wire::{Kind, Message};
 use serde_json::Value;
 
 use super::Server;
-use crate::device::{Device, PAGE, TRUNK};
+use crate::device::{Device, PAGE};
 use crate::runs::{DONE, REFUSED, UNDER_WAY};
 use crate::say;
 use crate::size::Bytes;
@@ -109,17 +109,18 @@ impl Server {
     /// there is room for: on other devices, and below the limit.
     fn room_without(&self, number: usize) -> (u64, u64) {
         let mut needed = 0;
+        let others = || self.mounts.iter().filter(|(other, mount)| *other != number && !mount.leaving);
+        let whole = others().map(|(_, mount)| mount.device.trunk.0).max().unwrap_or(PAGE);
         for client in self.clients() {
             let pages = &client.stats.stats().device_pages;
             let on = |number: usize| pages[number].load(Relaxed) * PAGE;
-            let others = self.mounts.iter().filter(|(other, mount)| *other != number && !mount.leaving);
-            let spare: u64 = others
-                .map(|(other, _)| {
+            let spare: u64 = others()
+                .map(|(other, mount)| {
                     let lent = client.lent.iter().filter(|(of, _)| *of == other).count() as u64;
-                    (lent * TRUNK.0).saturating_sub(on(other))
+                    (lent * mount.device.trunk.0).saturating_sub(on(other))
                 })
                 .sum();
-            needed += on(number).saturating_sub(spare).next_multiple_of(TRUNK.0);
+            needed += on(number).saturating_sub(spare).next_multiple_of(whole);
         }
         // Processes that share slots since a fork name the same more than once.
         let lent = self.mounts.iter().find(|(of, _)| *of == number).map_or(0, |(_, mount)| mount.lent().0);

@@ -7,9 +7,10 @@ use super::memory::MemoryDevice;
 use super::{Bytes, Error};
 use crate::device::header::{Header, HeaderError};
 use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
-use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
+use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_CLUSTERS, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
+use core::ops::Range;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use std::boxed::Box;
@@ -125,6 +126,7 @@ impl Spec {
             discard: self.discard,
             slots: 0,
             first,
+            trunk_clusters: TRUNK_CLUSTERS,
         };
         Ok(Opened { config, device, trunks: (size / TRUNK_BYTES) as u32 })
     }
@@ -240,17 +242,19 @@ impl Trunks {
 }
 
 impl Lessor for Trunks {
-    fn lease(&self, device: usize) -> Option<u32> {
+    fn lease(&self, device: usize) -> Option<Range<u32>> {
         let room = &mut self.devices.lock()[device];
-        room.returned.pop().or_else(|| {
+        let trunk = room.returned.pop().or_else(|| {
             let trunk = (room.next < room.end).then_some(room.next)?;
             room.next += 1;
             Some(trunk)
-        })
+        })?;
+        Some(trunk..trunk + 1)
     }
 
-    fn give_back(&self, device: usize, trunk: u32) {
+    fn give_back(&self, device: usize, trunk: u32) -> bool {
         self.devices.lock()[device].returned.push(trunk);
+        true
     }
 }
 

@@ -67,6 +67,10 @@ impl Kernel for Managed {
         self.linux.register(start, len)
     }
 
+    fn mark(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        self.linux.mark(start, len, on)
+    }
+
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let result = self.linux.move_pages(to, from, len, wake);
         let pages = done(&result, len);

@@ -374,6 +374,13 @@ impl Kernel for Linux {
         unsafe { self.uffd.register(start, len, RegisterMode::MISSING) }
     }
 
+    fn mark(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        let advice = if on { Advice::Random } else { Advice::Normal };
+        // SAFETY: about reading ahead, of which there is none in anonymous memory, and, should the kernel itself need
+        // memory just then, about what it takes first.
+        unsafe { madvise(start as *mut _, len, advice) }
+    }
+
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { MoveMode::empty() } else { MoveMode::DONTWAKE };
         // SAFETY: one side is a frame, the other a managed page whose word the caller holds.

@@ -71,6 +71,13 @@ pub trait Kernel: Send + Sync {
     /// The kernel's: EINVAL for memory that cannot be registered, EBUSY for somebody else's.
     fn register(&self, start: usize, len: usize) -> Result<(), Errno>;
 
+    /// Marks memory, or takes the mark off. It goes where the mapping goes, the child of a fork has it too, and what is
+    /// mapped anew has none. Events lock held exclusively.
+    ///
+    /// # Errors
+    /// The kernel's: a part of the range is not mapped, or the process has as many mappings as it may. The rest may be done.
+    fn mark(&self, start: usize, len: usize, on: bool) -> Result<(), Errno>;
+
     /// Moves mapped pages; the source becomes a hole. Events lock held shared. `wake`: wakes who waits
     /// for the destination.
     ///

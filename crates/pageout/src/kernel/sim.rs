@@ -34,6 +34,8 @@ pub struct Page {
     pub mapping: u32,
     /// Registered with the context.
     pub registered: bool,
+    /// See [`Kernel::mark`].
+    pub marked: bool,
     /// The program may write.
     pub writable: bool,
     /// The kernel may give huge pages here. Elsewhere a fault makes a page table before the engine hears of it.
@@ -335,9 +337,8 @@ impl Simulated {
         let mapping = state.mappings;
         for (i, index) in target.enumerate() {
             let Some(source) = (i < source.len()).then(|| source.start + i) else {
-                let last = state.pages[index - 1];
-                state.pages[index] =
-                    Page { mapping, registered: last.registered, writable: last.writable, ..Page::default() };
+                let Page { registered, marked, writable, .. } = state.pages[index - 1];
+                state.pages[index] = Page { mapping, registered, marked, writable, ..Page::default() };
                 continue;
             };
             let page = state.pages[source];
@@ -371,10 +372,10 @@ impl Simulated {
     pub fn grow(&self, end: usize, len: usize) {
         let mut state = self.state.lock();
         let range = self.range(end, len);
-        let Page { mapping, registered, writable, .. } = state.pages[range.start - 1];
+        let Page { mapping, registered, marked, writable, .. } = state.pages[range.start - 1];
         for index in range {
             assert_eq!(state.pages[index].mapping, 0, "grows over another mapping");
-            state.pages[index] = Page { mapping, registered, writable, ..Page::default() };
+            state.pages[index] = Page { mapping, registered, marked, writable, ..Page::default() };
         }
     }
 
@@ -448,6 +449,26 @@ impl Simulated {
         let present = state.pages[index].present;
         state.pages[index].pinned = pinned && present;
         present
+    }
+
+    /// The address space of a fork's child, as large and elsewhere: nothing is registered there, and marks stay.
+    pub fn fork_to(&self, child: &Self) {
+        self.share();
+        let state = self.state.lock();
+        let mut other = child.state.lock();
+        for index in 0..self.program / PAGE {
+            let page = Page { registered: false, pinned: false, ..state.pages[index] };
+            if page.present {
+                // SAFETY: memory of both simulations.
+                unsafe {
+                    let (from, to) = (self.address(index), child.address(index));
+                    core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE);
+                }
+            }
+            other.pages[index] = page;
+            (other.huge[index / BLOCK_PAGES], other.table[index / BLOCK_PAGES]) = (false, true);
+        }
+        other.mappings = state.mappings;
     }
 
     /// All present pages are shared, as after a fork.
@@ -716,6 +737,21 @@ impl Kernel for Simulated {
             page.registered |= page.mapping != 0;
         }
         Ok(())
+    }
+
+    fn mark(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        self.under_lock(true);
+        self.meanwhile();
+        let mut state = self.state.lock();
+        let mut result = Ok(());
+        for index in self.range(start, len) {
+            if state.pages[index].mapping == 0 {
+                result = Err(Errno::NOMEM);
+            } else {
+                state.pages[index].marked = on;
+            }
+        }
+        result
     }
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {

@@ -3,7 +3,7 @@
 use super::device::{Device, Pick};
 use super::lists::Place;
 use super::spare::Memory;
-use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES, TRUNK_CLUSTERS};
+use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES};
 use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::sync::Guard;
@@ -423,7 +423,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         let base = Entry::from_raw(device.bases[order as usize].load(Relaxed)).unwrap_or(device.base(0));
         let (first, from) = (base.cluster(), base.offset_in_cluster());
         if device.get(first).is_none_or(|cluster| cluster.place() == Place::ABSENT) {
-            self.adopt(0, Some(first / TRUNK_CLUSTERS as u32));
+            self.adopt(0, Some(device.trunk_of(first)));
         }
         for (index, cluster) in device.clusters(first).take(ASCEND_CLUSTERS) {
             let from = if index == first { from } else { 0 };

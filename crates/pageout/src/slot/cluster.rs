@@ -15,7 +15,7 @@ use super::lists::Place;
 use super::table::{one, One, Table, Word};
 use super::{Entry, LockClass, Owner, WrongEntry, CLUSTER_ORDER, CLUSTER_SLOTS};
 use crate::flaw::{makes, Flaw};
-use crate::sync::atomic::{AtomicU32, AtomicU8, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU16, AtomicU32, AtomicU8, Ordering::Relaxed};
 use crate::sync::{Guard, Lock};
 
 /// Locks of clusters: slots, counts, owners.
@@ -29,6 +29,8 @@ pub(super) struct Cluster {
     state: Lock<State>,
     pub(super) next: AtomicU32,
     pub(super) prev: AtomicU32,
+    /// The shard that it is listed in; changes only while it is absent.
+    shard: AtomicU16,
     place: AtomicU8,
 }
 
@@ -38,6 +40,7 @@ impl Cluster {
             state: Lock::new(State::default(), &CLUSTER_LOCKS),
             next: AtomicU32::new(NOBODY),
             prev: AtomicU32::new(NOBODY),
+            shard: AtomicU16::new(0),
             place: AtomicU8::new(Place::ABSENT.0),
         }
     }
@@ -48,6 +51,15 @@ impl Cluster {
 
     pub(super) fn try_lock(&self) -> Option<Guard<'_, State>> {
         self.state.try_lock()
+    }
+
+    pub(super) fn shard(&self) -> usize {
+        self.shard.load(Relaxed) as usize
+    }
+
+    /// Only with the cluster's lock held, while it is absent.
+    pub(super) fn set_shard(&self, shard: usize) {
+        self.shard.store(shard as u16, Relaxed);
     }
 
     /// The list that the cluster is on. Without its lock or its shard's, a guess.

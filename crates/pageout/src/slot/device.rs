@@ -2,7 +2,8 @@
 //!
 //! The directory finds a cluster without a lock. What it holds is made when a trunk is first used and
 //! stays until the allocator goes, also across swapoff and swapon, so nobody can meet a descriptor that
-//! is gone; a device of which nothing was used yet costs a bit per trunk.
+//! is gone; a device of which nothing was used yet costs a bit per trunk. It goes by the largest trunks there can be: a
+//! device that comes under the same number may have others.
 //!
 //! The trunks lock is taken before cluster locks, which are taken before list locks. It is for rare
 //! things: a trunk is used for the first time, comes, or goes; swapon and swapoff.
@@ -10,6 +11,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::array;
+use core::ops::Range;
 
 use once_cell::race::OnceBox;
 
@@ -21,16 +23,14 @@ use super::trunks::TrunkSet;
 use super::{DeviceId, Entry, LockClass, CLUSTER_SLOTS, MAX_SLOTS, ORDERS, TRUNK_CLUSTERS, TRUNK_SLOTS};
 use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Guard, Lock};
 
 /// Locks of the devices' trunks and of the table of devices.
 pub static DEVICE_LOCKS: LockClass = LockClass::new();
 
-const CHUNK_TRUNKS: usize = if cfg!(loom) { 4 } else { 256 };
-const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_TRUNKS;
-/// No trunk has a number from here on.
-pub(super) const MAX_TRUNKS: u32 = (CHUNKS * CHUNK_TRUNKS) as u32;
+const CHUNK_GROUPS: usize = if cfg!(loom) { 4 } else { 256 };
+const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_GROUPS;
 
 /// Memory is short.
 pub(super) struct NoMemory;
@@ -63,17 +63,32 @@ pub struct DeviceConfig {
     pub slots: u64,
     /// The first slot for pages: 1 where page 0 holds a header. Below a cluster's size.
     pub first: u64,
+    /// Clusters in a trunk: a power of two, at most [`TRUNK_CLUSTERS`](super::TRUNK_CLUSTERS).
+    pub trunk_clusters: usize,
 }
 
-pub(super) struct Trunk {
-    /// The shard that the trunk's clusters are listed in; changes only while all of them are absent.
-    shard: AtomicU16,
-    /// How many of the clusters are on the free list; written under the shard's lock.
-    free: AtomicU32,
-    clusters: [Cluster; TRUNK_CLUSTERS],
+impl DeviceConfig {
+    /// So many slots, all of them for pages, in the largest trunks, and nothing special.
+    pub const fn new(slots: u64) -> Self {
+        Self {
+            priority: 0,
+            rotational: false,
+            discard: false,
+            slots,
+            first: 0,
+            trunk_clusters: TRUNK_CLUSTERS,
+        }
+    }
 }
 
-pub(super) type Chunk = [OnceBox<[Trunk; 1]>; CHUNK_TRUNKS];
+/// The descriptors of a trunk, or of several small ones.
+pub(super) type Group = [Cluster; TRUNK_CLUSTERS];
+pub(super) type Chunk = [OnceBox<[Group; 1]>; CHUNK_GROUPS];
+
+/// Descriptors of absent clusters; `None` without memory.
+pub(super) fn new_group() -> Option<One<Group>> {
+    one(array::from_fn(|_| Cluster::new()))
+}
 
 /// What a part of the directory is made of; `None` without memory.
 pub(super) fn new_chunk() -> Option<One<Chunk>> {
@@ -101,6 +116,8 @@ pub(super) struct Device {
     first: AtomicU64,
     /// Slots from here on are beyond the end.
     end: AtomicU64,
+    /// Clusters in a trunk.
+    trunk_clusters: AtomicU32,
     shards: Box<[Shard]>,
     directory: Box<[OnceBox<[Chunk; 1]>]>,
     trunks: Lock<Trunks>,
@@ -128,6 +145,7 @@ impl Device {
             discard: AtomicBool::new(false),
             first: AtomicU64::new(0),
             end: AtomicU64::new(0),
+            trunk_clusters: AtomicU32::new(1),
             shards: shards.into(),
             directory: directory.into(),
             trunks: Lock::new(Trunks::default(), &DEVICE_LOCKS),
@@ -138,7 +156,7 @@ impl Device {
 
     /// Takes on a new life as `config` says; the device is off and holds nothing. `false` without memory.
     pub(super) fn configure(&self, config: &DeviceConfig) -> bool {
-        let trunks = config.slots.div_ceil(TRUNK_SLOTS) as u32;
+        let trunks = config.slots.div_ceil((config.trunk_clusters * CLUSTER_SLOTS) as u64) as u32;
         let (Some(owned), Some(fresh)) = (TrunkSet::first(trunks), TrunkSet::first(trunks)) else {
             return false;
         };
@@ -149,6 +167,7 @@ impl Device {
         self.discard.store(config.discard, Relaxed);
         self.first.store(config.first, Relaxed);
         self.end.store(config.slots, Relaxed);
+        self.trunk_clusters.store(config.trunk_clusters as u32, Relaxed);
         self.fresh.store(trunks as usize, Relaxed);
         self.known.store(true, Release);
         self.bases.iter().for_each(|base| base.store(0, Relaxed));
@@ -207,42 +226,52 @@ impl Device {
         self.trunks.lock()
     }
 
-    fn trunk(&self, trunk: u32) -> Option<&Trunk> {
-        let chunk = self.directory[trunk as usize / CHUNK_TRUNKS].get()?;
-        chunk[0][trunk as usize % CHUNK_TRUNKS].get().map(|trunk| &trunk[0])
+    /// Slots in a trunk.
+    pub(super) fn trunk_slots(&self) -> u64 {
+        u64::from(self.trunk_clusters.load(Relaxed)) * CLUSTER_SLOTS as u64
     }
 
-    /// The trunk, made if it never was; `None` without memory.
-    fn make_trunk(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<&Trunk> {
-        let chunk = self.directory[trunk as usize / CHUNK_TRUNKS]
-            .get_or_try_init(|| spares.chunk(memory).ok_or(()))
-            .ok()?;
-        let trunk = chunk[0][trunk as usize % CHUNK_TRUNKS]
-            .get_or_try_init(|| spares.trunk(memory).ok_or(()))
-            .ok()?;
-        Some(&trunk[0])
+    /// The trunk that a cluster is in.
+    pub(super) fn trunk_of(&self, index: u32) -> u32 {
+        index / self.trunk_clusters.load(Relaxed)
+    }
+
+    /// The clusters of a trunk: all of one group.
+    fn clusters_of(&self, trunk: u32) -> Range<u32> {
+        let clusters = self.trunk_clusters.load(Relaxed);
+        trunk * clusters..(trunk + 1) * clusters
+    }
+
+    /// Makes the descriptor of a cluster if it never was, with those of its group; `None` without memory.
+    fn make(&self, index: u32, spares: &Spares, memory: Memory) -> Option<()> {
+        let group = index as usize / TRUNK_CLUSTERS;
+        let chunk = self.directory.get(group / CHUNK_GROUPS)?;
+        let chunk = chunk.get_or_try_init(|| spares.chunk(memory).ok_or(())).ok()?;
+        let made = chunk[0][group % CHUNK_GROUPS].get_or_try_init(|| spares.group(memory).ok_or(()));
+        made.ok().map(drop)
     }
 
     /// The cluster, if its trunk was ever used.
     pub(super) fn get(&self, index: u32) -> Option<&Cluster> {
-        let trunk = self.trunk(index / TRUNK_CLUSTERS as u32)?;
-        Some(&trunk.clusters[index as usize % TRUNK_CLUSTERS])
+        let group = index as usize / TRUNK_CLUSTERS;
+        let chunk = self.directory[group / CHUNK_GROUPS].get()?;
+        chunk[0][group % CHUNK_GROUPS].get().map(|group| &group[0][index as usize % TRUNK_CLUSTERS])
     }
 
     /// All clusters that were ever used, with their numbers, ascending from cluster `from`.
     pub(super) fn clusters(&self, from: u32) -> impl Iterator<Item = (u32, &Cluster)> {
-        let first = from / TRUNK_CLUSTERS as u32;
-        let chunks = self.directory.iter().enumerate().skip(first as usize / CHUNK_TRUNKS);
+        let first = from as usize / TRUNK_CLUSTERS;
+        let chunks = self.directory.iter().enumerate().skip(first / CHUNK_GROUPS);
         chunks
             .filter_map(|(i, chunk)| Some((i, chunk.get()?)))
             .flat_map(|(i, chunk)| {
-                chunk[0].iter().enumerate().map(move |(j, trunk)| (i * CHUNK_TRUNKS + j, trunk))
+                chunk[0].iter().enumerate().map(move |(j, group)| (i * CHUNK_GROUPS + j, group))
             })
-            .skip_while(move |(i, _)| *i < first as usize)
-            .filter_map(|(i, trunk)| Some((i, trunk.get()?)))
-            .flat_map(|(i, trunk)| {
+            .skip_while(move |(i, _)| *i < first)
+            .filter_map(|(i, group)| Some((i, group.get()?)))
+            .flat_map(|(i, group)| {
                 let first = i * TRUNK_CLUSTERS;
-                trunk[0].clusters.iter().enumerate().map(move |(j, cluster)| ((first + j) as u32, cluster))
+                group[0].iter().enumerate().map(move |(j, cluster)| ((first + j) as u32, cluster))
             })
             .skip_while(move |(index, _)| *index < from)
     }
@@ -260,11 +289,9 @@ impl Device {
     ) -> Leftover {
         let mut leftover = Leftover::default();
         let from = cluster.place();
-        let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) else { return leftover };
-        let shard = &self.shards[trunk.shard.load(Relaxed) as usize];
+        let shard = &self.shards[cluster.shard()];
         let mut lists = shard.lock();
         lists.place(self, index, cluster, to);
-        trunk.count_free(from, to);
         if to.is_bare() {
             leftover = state.reset();
             leftover.table = leftover.table.and_then(|table| lists.keep(table));
@@ -317,11 +344,7 @@ impl Device {
         state.order = order;
         // The whole cluster goes to one run: it is full as soon as the lock is free again.
         let to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
-        let from = cluster.place();
         lists.place(self, index, cluster, to);
-        if let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) {
-            trunk.count_free(from, to);
-        }
         true
     }
 
@@ -337,8 +360,7 @@ impl Device {
 
     /// Takes a bare cluster, whose lock the caller holds, for `order`; `false` without a table.
     pub(super) fn claim(&self, index: u32, cluster: &Cluster, state: &mut State, order: u8) -> bool {
-        let Some(trunk) = self.trunk(index / TRUNK_CLUSTERS as u32) else { return false };
-        let shard = &self.shards[trunk.shard.load(Relaxed) as usize];
+        let shard = &self.shards[cluster.shard()];
         let mut lists = shard.lock();
         let taken = self.take_bare(&mut lists, index, cluster, state, order);
         shard.publish(&lists);
@@ -385,25 +407,29 @@ impl Device {
         if !self.has_fresh() {
             return Ok(false);
         }
+        // Before the lock: see what `Spares` says of loom.
+        let each = self.trunk_clusters.load(Relaxed);
         let lowest = || self.trunks.lock().fresh.lowest();
         let Some(number) = wanted.or_else(lowest) else { return Ok(false) };
-        let trunk = self.make_trunk(number, spares, memory).ok_or(NoMemory)?;
+        let clusters = number * each..(number + 1) * each;
+        self.make(clusters.start, spares, memory).ok_or(NoMemory)?;
         let mut tables = self.trim_tables(number, spares, memory).ok_or(NoMemory)?.into_iter().flatten();
         let mut trunks = self.trunks.lock();
-        // Under the lock that swapoff takes after it switched the device off.
-        if !self.is_on() || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
+        // Under the lock that swapoff takes after it switched the device off. One that came since may have other trunks.
+        let is_it = self.is_on() && clusters == self.clusters_of(number);
+        if !is_it || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
             // Another CPU was quicker: what it adopted is for all.
             return Ok(self.is_on() && wanted.is_none());
         }
         self.fresh.fetch_sub(1, Relaxed);
-        trunk.shard.store(shard as u16, Relaxed);
-        for (i, cluster) in trunk.clusters.iter().enumerate() {
-            let index = number * TRUNK_CLUSTERS as u32 + i as u32;
+        for index in clusters {
             let (first, end) = self.limits(index);
             if first >= end {
                 continue;
             }
+            let cluster = self.cluster(index);
             let mut state = cluster.lock();
+            cluster.set_shard(shard);
             let mut to = Place::FREE;
             if (first, end) != (0, CLUSTER_SLOTS) {
                 // Never whole, so never free: it starts as a cluster for single pages.
@@ -418,8 +444,7 @@ impl Device {
 
     /// Tables for the clusters of a trunk that the header or the end of the device cut short.
     fn trim_tables(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<[Option<One<Table>>; 2]> {
-        let first = trunk * TRUNK_CLUSTERS as u32;
-        let mut cut = (first..first + TRUNK_CLUSTERS as u32).filter(|&index| {
+        let mut cut = self.clusters_of(trunk).filter(|&index| {
             let (first, end) = self.limits(index);
             first < end && (first, end) != (0, CLUSTER_SLOTS)
         });
@@ -441,7 +466,7 @@ impl Device {
 
     /// A leased trunk comes. `false` if it is there already, out of range, or memory is short.
     pub(super) fn add_trunk(&self, number: u32) -> bool {
-        if number >= MAX_TRUNKS {
+        if u64::from(number) >= MAX_SLOTS / self.trunk_slots() {
             return false;
         }
         let fits = {
@@ -457,59 +482,55 @@ impl Device {
             return false;
         }
         trunks.fresh.insert(number);
-        self.end.fetch_max((number as u64 + 1) * TRUNK_SLOTS, Relaxed);
+        self.end.fetch_max((number as u64 + 1) * self.trunk_slots(), Relaxed);
         self.fresh.fetch_add(1, Relaxed);
         true
     }
 
     /// Whether all slots of a trunk are for pages.
     fn is_whole(&self, number: u32) -> bool {
-        let start = number as u64 * TRUNK_SLOTS;
-        self.first.load(Relaxed) <= start && start + TRUNK_SLOTS <= self.end()
+        let start = number as u64 * self.trunk_slots();
+        self.first.load(Relaxed) <= start && start + self.trunk_slots() <= self.end()
     }
 
-    /// A trunk none of whose slots is used goes: its number, or `None` if there is no such trunk. One that
-    /// holds the header, or that the device's end cuts short, stays.
-    pub(super) fn take_empty_trunk(&self) -> Option<u32> {
+    /// A trunk none of whose slots is used goes, if there are more than `kept` such: its number. One that holds the
+    /// header, or that the device's end cuts short, stays.
+    pub(super) fn take_empty_trunk(&self, kept: usize) -> Option<u32> {
         let mut trunks = self.trunks.lock();
-        let fresh = trunks.fresh.iter().find(|&number| self.is_whole(number));
-        let number = match fresh {
-            Some(number) => {
-                trunks.fresh.remove(number);
-                self.fresh.fetch_sub(1, Relaxed);
-                number
-            }
-            None => trunks.owned.iter().find(|&number| self.empty_trunk(number))?,
+        let Trunks { owned, fresh } = &*trunks;
+        let seems_empty = |&number: &u32| {
+            let is_bare = |index| self.get(index).is_some_and(|cluster| cluster.place().is_bare());
+            self.is_whole(number) && (fresh.contains(number) || self.clusters_of(number).all(is_bare))
         };
+        let goes = |&number: &u32| fresh.contains(number) || self.empty_trunk(number);
+        let number = owned.iter().filter(seems_empty).skip(kept).find(goes)?;
+        if trunks.fresh.remove(number) {
+            self.fresh.fetch_sub(1, Relaxed);
+        }
         trunks.owned.remove(number);
         Some(number)
     }
 
-    /// Makes all clusters of a trunk absent if all are free; the trunks lock is held.
+    /// Makes all clusters of a trunk absent if all are bare; the trunks lock is held.
     fn empty_trunk(&self, number: u32) -> bool {
-        let Some(trunk) = self.trunk(number) else { return false };
-        if trunk.free.load(Relaxed) != TRUNK_CLUSTERS as u32 {
-            return false;
-        }
-        let move_all = |clusters: &[Cluster], from: Place, to: Place| {
-            clusters.iter().enumerate().position(|(i, cluster)| {
-                let mut state = cluster.lock();
-                if cluster.place() != from && !makes(Flaw::TrunkUnsure) {
-                    return true;
-                }
-                let index = number * TRUNK_CLUSTERS as u32 + i as u32;
-                let _ = self.move_to(index, cluster, &mut state, to, || ());
-                false
-            })
-        };
-        match move_all(&trunk.clusters, Place::FREE, Place::ABSENT) {
-            None => true,
-            // Somebody was quicker and uses a slot now.
-            Some(taken) => {
-                move_all(&trunk.clusters[..taken], Place::ABSENT, Place::FREE);
-                false
+        let clusters = self.clusters_of(number);
+        let taken = clusters.clone().find(|&index| {
+            let cluster = self.cluster(index);
+            let mut state = cluster.lock();
+            let in_use = !cluster.place().is_bare() && !makes(Flaw::TrunkUnsure);
+            if !in_use {
+                let _ = self.move_to(index, cluster, &mut state, Place::ABSENT, || ());
             }
+            in_use
+        });
+        // Somebody was quicker and uses a slot now. Who found no room meanwhile looks again with the trunks lock.
+        for index in clusters.start..taken.unwrap_or(clusters.start) {
+            let cluster = self.cluster(index);
+            let mut state = cluster.lock();
+            let to = if self.discards() { Place::DISCARD } else { Place::FREE };
+            let _ = self.move_to(index, cluster, &mut state, to, || ());
         }
+        taken.is_none()
     }
 
     /// Whether order 0 can have a slot: looks under the locks, so the answer is not a guess.
@@ -554,22 +575,5 @@ impl Device {
 impl Find for Device {
     fn cluster(&self, index: u32) -> &Cluster {
         self.get(index).expect("a cluster on a list was made")
-    }
-}
-
-impl Trunk {
-    /// `None` without memory.
-    pub(super) fn new() -> Option<One<Self>> {
-        let clusters = array::from_fn(|_| Cluster::new());
-        one(Self { shard: AtomicU16::new(0), free: AtomicU32::new(0), clusters })
-    }
-
-    /// Keeps count of free clusters as one moves; the lock of the trunk's shard is held.
-    fn count_free(&self, from: Place, to: Place) {
-        let (was, is) = (from == Place::FREE, to == Place::FREE);
-        if was != is {
-            let free = self.free.load(Relaxed);
-            self.free.store(if is { free + 1 } else { free - 1 }, Relaxed);
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Lists of clusters, and the shards that hold them.
 //!
-//! A device has a shard per CPU (a rotating one has one shard). A trunk joins the shard of the CPU that
+//! A device has a shard per CPU (a rotating one has one shard). The clusters of a trunk join the shard of the CPU that
 //! uses it first, so CPUs meet on a list lock only when one frees what another allocated, or when space
 //! is short. Nothing is owned by that: every CPU may use every shard.
 //!

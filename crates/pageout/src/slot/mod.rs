@@ -59,9 +59,9 @@ pub const CLUSTER_ORDER: u8 = 9;
 pub const CLUSTER_ORDER: u8 = 2;
 /// Slots in a cluster.
 pub const CLUSTER_SLOTS: usize = 1 << CLUSTER_ORDER;
-/// Clusters in a trunk.
+/// Clusters in a trunk, the most that it can have.
 pub const TRUNK_CLUSTERS: usize = if cfg!(loom) { 2 } else { 32 };
-/// Slots in a trunk: 64 MiB.
+/// Slots in such a trunk: 64 MiB.
 pub const TRUNK_SLOTS: u64 = (TRUNK_CLUSTERS * CLUSTER_SLOTS) as u64;
 /// How many orders there are: 0 to [`CLUSTER_ORDER`].
 pub const ORDERS: usize = CLUSTER_ORDER as usize + 1;

@@ -1,4 +1,4 @@
-//! Memory made ahead: tables of clusters, descriptors of trunks.
+//! Memory made ahead: tables of clusters, and their descriptors.
 //!
 //! A fault that makes room by itself takes slots, and what memory that needs it takes from here or not at all. What
 //! it has left over it leaves here. Others [refill](Slots::refill) it, and drop what is too much. Under the locks
@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use super::device::{new_chunk, Chunk, Trunk};
+use super::device::{new_chunk, new_group, Chunk, Group};
 use super::table::{Chain, One, Table};
 use super::{LockClass, Slots};
 use crate::sync::Lock;
@@ -15,7 +15,7 @@ static SPARE_LOCKS: LockClass = LockClass::new();
 
 /// Tables to keep ready: what 64 MiB of pages need.
 const TABLES: usize = 32;
-const TRUNKS: usize = 1;
+const GROUPS: usize = 1;
 const CHUNKS: usize = 1;
 
 /// Where an allocation may have memory from.
@@ -30,7 +30,7 @@ pub enum Memory {
 /// The vectors are never longer than their capacity.
 pub(super) struct Spares {
     tables: Lock<Chain>,
-    trunks: Lock<Vec<One<Trunk>>>,
+    groups: Lock<Vec<One<Group>>>,
     chunks: Lock<Vec<One<Chunk>>>,
 }
 
@@ -38,7 +38,7 @@ impl Spares {
     pub(super) fn new() -> Self {
         Self {
             tables: Lock::new(Chain::default(), &SPARE_LOCKS),
-            trunks: Lock::new(Vec::with_capacity(TRUNKS), &SPARE_LOCKS),
+            groups: Lock::new(Vec::with_capacity(GROUPS), &SPARE_LOCKS),
             chunks: Lock::new(Vec::with_capacity(CHUNKS), &SPARE_LOCKS),
         }
     }
@@ -56,12 +56,12 @@ impl Spares {
         }
     }
 
-    // What publishes trunks and chunks (`OnceBox`) is not loom's: it would not know that who finds one finds it whole,
+    // What publishes groups and chunks (`OnceBox`) is not loom's: it would not know that who finds one finds it whole,
     // if there were a lock, which it does know, on the way.
 
-    pub(super) fn trunk(&self, memory: Memory) -> Option<One<Trunk>> {
-        let spare = if cfg!(loom) { None } else { self.trunks.lock().pop() };
-        or_new(spare, memory, Trunk::new)
+    pub(super) fn group(&self, memory: Memory) -> Option<One<Group>> {
+        let spare = if cfg!(loom) { None } else { self.groups.lock().pop() };
+        or_new(spare, memory, new_group)
     }
 
     pub(super) fn chunk(&self, memory: Memory) -> Option<One<Chunk>> {
@@ -88,7 +88,7 @@ impl Slots {
                 None => break,
             }
         }
-        self.spares.trunks.fill_up(TRUNKS, Trunk::new);
+        self.spares.groups.fill_up(GROUPS, new_group);
         self.spares.chunks.fill_up(CHUNKS, new_chunk);
     }
 }

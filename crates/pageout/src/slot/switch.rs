@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-use super::device::{Device, DeviceConfig, MAX_TRUNKS};
+use super::device::{Device, DeviceConfig};
 use super::lists::Place;
 use super::table::one;
-use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_SLOTS};
+use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_CLUSTERS};
 use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -14,7 +14,7 @@ use crate::sync::atomic::Ordering::{Relaxed, Release};
 pub enum SwaponError {
     /// As many devices are on as there can be.
     TooManyDevices,
-    /// More slots than a device can have, or a header larger than a cluster.
+    /// More slots than a device can have, a header larger than a cluster, or trunks of a size that there is not.
     BadSize,
     /// Memory is short.
     NoMemory,
@@ -82,7 +82,9 @@ impl Slots {
     }
 
     fn swapon_under(&self, wanted: Option<DeviceId>, config: DeviceConfig) -> Result<DeviceId, SwaponError> {
-        if config.slots > MAX_SLOTS || config.first >= CLUSTER_SLOTS as u64 {
+        let trunk = config.trunk_clusters;
+        let odd = !trunk.is_power_of_two() || trunk > TRUNK_CLUSTERS;
+        if odd || config.slots > MAX_SLOTS || config.first >= CLUSTER_SLOTS as u64 {
             return Err(SwaponError::BadSize);
         }
         let mut numbers = self.numbers.lock();
@@ -105,20 +107,21 @@ impl Slots {
         self.device(id).filter(|_| *self.numbers.lock() & id.bit() != 0)
     }
 
-    /// A trunk of 64 MiB comes: slots from `trunk * TRUNK_SLOTS`. `false` if it is there already, the
-    /// device is not, or memory is short.
+    /// A trunk comes, of the size that the device's have: its first slot is `trunk` times that. `false` if it is
+    /// there already, the device is not, or memory is short.
     pub fn add_trunk(&self, id: DeviceId, trunk: u32) -> bool {
         let Some(device) = self.device_on(id) else { return false };
-        let added = trunk < MAX_TRUNKS && device.add_trunk(trunk);
+        let added = device.add_trunk(trunk);
         if added {
             self.mark_available(device);
         }
         added
     }
 
-    /// A trunk of which no slot is used goes; its number, for who leased it, or `None`.
-    pub fn take_empty_trunk(&self, id: DeviceId) -> Option<u32> {
-        self.device_on(id)?.take_empty_trunk()
+    /// A trunk of which no slot is used goes, if there are more than `kept`; its number, for who leased it. What of it
+    /// waited for [`Slots::take_discard`] does so no more.
+    pub fn take_empty_trunk(&self, id: DeviceId, kept: usize) -> Option<u32> {
+        self.device_on(id)?.take_empty_trunk(kept)
     }
 
     /// From when this returns no slot of the device is given any more; its use only falls. `false` if no
@@ -191,14 +194,16 @@ impl Slots {
     pub fn usage(&self, id: DeviceId) -> Option<Usage> {
         let device = self.device_on(id)?;
         let free = device.clusters(0).filter(|(_, cluster)| cluster.place().is_bare()).count() as u64;
-        let (owned, fresh) = {
+        let (end, trunk) = (device.end(), device.trunk_slots());
+        let (slots, fresh) = {
             let trunks = device.trunks();
-            (trunks.owned.iter().count() as u64, trunks.fresh.iter().count() as u64)
+            let slots = trunks.owned.iter().map(|number| (end - u64::from(number) * trunk).min(trunk)).sum();
+            (slots, trunks.fresh.iter().count() as u64)
         };
         Some(Usage {
-            slots: (owned * TRUNK_SLOTS).min(device.end()),
+            slots,
             used: self.count_used(device),
-            free_clusters: free + fresh * super::TRUNK_CLUSTERS as u64,
+            free_clusters: free + fresh * trunk / CLUSTER_SLOTS as u64,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// Words that a set has at least: 64 GiB, so that few ever grow.
+/// Words that a set has at least: 64 GiB of the largest trunks, so that few ever grow.
 const LEAST_WORDS: usize = 16;
 
 /// Trunk numbers. Grows only by memory that was got before, so a lock may be held meanwhile.

@@ -43,7 +43,8 @@ impl<'a> Area<'a> {
         self.permissions == b"---p" && self.is_anonymous() && self.end - self.start >= SMALLEST_RESERVE
     }
 
-    fn is_anonymous(&self) -> bool {
+    /// Memory of no file that can be managed, whatever the access.
+    pub fn is_anonymous(&self) -> bool {
         (self.name.is_empty() || self.name == b"[heap]" || self.name.starts_with(b"[anon:"))
             && self.end <= super::TOP
     }

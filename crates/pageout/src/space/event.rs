@@ -4,7 +4,7 @@
 //! nothing else may look at a word before this has run. Applying never waits for I/O and never
 //! touches managed memory.
 
-use super::{page_start, Region, Regions, BLOCK, PAGE};
+use super::{page_start, Change, Region, Regions, BLOCK, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
 use crate::page::{Tag, Word};
@@ -12,8 +12,9 @@ use crate::sync::atomic::Ordering::Relaxed;
 
 /// Applies one event.
 pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event: Event) {
-    if matches!(event, Event::Unmap { .. } | Event::Remap { .. }) {
+    if let Some(change) = change(event) {
         engine.unmappings.fetch_add(1, Relaxed);
+        regions.changed(change);
     }
     match event {
         Event::Fault(_) => {}
@@ -23,6 +24,16 @@ pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event:
             forget(engine, start, end, Word::forget);
         }
         Event::Remap { from, to, len } => remap(engine, regions, from, to, len),
+    }
+}
+
+/// What an event changes in the regions.
+fn change(event: Event) -> Option<Change> {
+    let of = |from: usize, len: usize, to: u64| Change { from: from as u64, len: len as u64, to };
+    match event {
+        Event::Unmap { start, end } => Some(of(start, end - start, Change::GONE)),
+        Event::Remap { from, to, len } => Some(of(from, len, to as u64)),
+        Event::Fault(_) | Event::Remove { .. } => None,
     }
 }
 

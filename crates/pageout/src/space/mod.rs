@@ -13,7 +13,7 @@ pub(crate) mod order;
 pub mod pins;
 mod region;
 
-pub use region::{Region, Regions};
+pub use region::{Change, Region, Regions};
 
 use crate::page::{Tag, Word};
 use crate::sync::atomic::{

@@ -12,13 +12,51 @@ pub struct Region {
     pub end: usize,
 }
 
+/// What became of a range of addresses: it went to another place, or is gone. Plain numbers: it crosses a process border.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// First byte.
+    pub from: u64,
+    /// Bytes.
+    pub len: u64,
+    /// First byte where it is now; [`Change::GONE`].
+    pub to: u64,
+}
+
+impl Change {
+    /// Unmapped.
+    pub const GONE: u64 = u64::MAX;
+
+    /// From where, and to where it went: first byte and past the last.
+    pub fn sides(self) -> ((usize, usize), Option<(usize, usize)>) {
+        let at = |start: u64| (start as usize, (start + self.len) as usize);
+        (at(self.from), (self.to != Self::GONE).then(|| at(self.to)))
+    }
+}
+
 /// Disjoint regions in ascending order.
 #[derive(Debug, Default)]
 pub struct Regions {
     list: Vec<Region>,
+    changes: Option<Vec<Change>>,
 }
 
 impl Regions {
+    /// From here on what changes is written down, in the order in which it happened.
+    pub(crate) fn write_down(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// What was written down, which ends.
+    pub(crate) fn written_down(&mut self) -> Vec<Change> {
+        self.changes.take().unwrap_or_default()
+    }
+
+    pub(crate) fn changed(&mut self, change: Change) {
+        self.changes.as_mut().into_iter().for_each(|changes| changes.push(change));
+    }
+
     /// The region that has `address`.
     pub fn find(&self, address: usize) -> Option<Region> {
         let after = self.list.partition_point(|region| region.end <= address);
@@ -63,6 +101,13 @@ impl Regions {
         }
     }
 
+    /// The parts of `start..end` that regions have.
+    pub fn within(&self, start: usize, end: usize) -> impl Iterator<Item = Region> + '_ {
+        let first = self.list.partition_point(|region| region.end <= start);
+        let inside = self.list[first..].iter().take_while(move |region| region.start < end);
+        inside.map(move |region| Region { start: region.start.max(start), end: region.end.min(end) })
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Region> + '_ {
         self.list.iter().copied()
@@ -92,6 +137,9 @@ mod tests {
                 let mut gaps = [false; 96];
                 regions.gaps(0, 96, |from, to| gaps[from..to].fill(true));
                 prop_assert!(gaps.iter().zip(&model).all(|(gap, held)| gap != held));
+                let mut parts = [false; 96];
+                regions.within(5, 70).for_each(|part| parts[part.start..part.end].fill(true));
+                prop_assert!((0..96).all(|at| parts[at] == (model[at] && (5..70).contains(&at))));
                 let mut last = 0;
                 for region in regions.iter() {
                     prop_assert!(last <= region.start && region.start < region.end);

@@ -8,9 +8,9 @@
 //!   clone                                    ──►  registers the same areas, takes up what is mapped
 //!   goes on                                       inherit: what is not mapped is where the parent had it
 //! ```
-//! From the first to the clone the parent holds the events lock: nothing comes in, no event is read. What another of
-//! its threads unmaps meanwhile is not there in the child either; what it discards waits for its event until after
-//! the clone.
+//! From the first to the clone the parent holds the events lock: nothing comes in, no event is read. What others of its
+//! threads discard meanwhile waits for its event until after the clone. What they unmap and move does not: so all that is
+//! managed is marked first, and after the clone the child is told what changed ([`moved`](super::moved)).
 //!
 //! The child only reads the slots that it inherits. They stay as they are until the last who inherited from that
 //! fork has gone; then the parent gives them up ([`Engine::disinherit`]).
@@ -18,12 +18,13 @@
 use crate::engine::{Engine, Key};
 use crate::kernel::Kernel;
 use crate::page::Tag;
-use crate::space::{Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
+use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::WriteGuard;
+use alloc::vec::Vec;
 
-/// The first page of a file that a bequest is written to. Behind it come the parent's areas, pairs of addresses, and
-/// then the heirlooms, at a multiple of their size.
+/// The first page of a file that a bequest is written to. Behind it come what changed until the child was there, the
+/// parent's areas, pairs of addresses, and the heirlooms, at a multiple of their size.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Bequest {
@@ -35,15 +36,26 @@ pub struct Bequest {
     pub heirlooms: u64,
     /// What their checksums were made with.
     pub key: Key,
+    /// Set by the child: the clone is through.
+    pub born: AtomicU32,
+    /// Set by the parent after the clone: one more than there are changes. More than [`MOST_CHANGES`]: there was no room.
+    pub told: AtomicU32,
 }
 
+/// Bytes before the changes.
+pub const CHANGES_AT: usize = 4096;
+/// Room for so many.
+pub const MOST_CHANGES: usize = 2048;
 /// Bytes before the areas.
-pub const AREAS_AT: usize = 4096;
+pub const AREAS_AT: usize = CHANGES_AT + MOST_CHANGES * size_of::<Change>();
 
 /// Bytes before the heirlooms, behind so many areas.
 pub fn heirlooms_at(areas: usize) -> usize {
     (AREAS_AT + areas * size_of::<[u64; 2]>()).next_multiple_of(size_of::<Heirloom>())
 }
+
+/// Times that what is managed is marked again, where mappings change without a pause.
+const MOST_MARKS: usize = 10_000;
 
 /// One page that is out. Plain numbers: it crosses a process border.
 #[repr(C)]
@@ -64,11 +76,11 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Names every page that is out to `take`, whose slots are then counted once more. The engine stands still
-    /// ([`Engine::stand_still`]). With the names comes the lock that keeps things so until the clone is done.
-    /// `None`: `take` had no room.
-    pub fn bequeath(&self, mut take: impl FnMut(Heirloom) -> bool) -> Option<WriteGuard<'_, Regions>> {
+    /// ([`Engine::stand_still`]). With the names comes the lock that keeps things so until the clone is done;
+    /// [`Engine::cloned`] comes next. `None`: `take` had no room, or the mappings never came to rest.
+    pub fn bequeath(&self, take: impl FnMut(Heirloom) -> bool) -> Option<WriteGuard<'_, Regions>> {
         let mut backoff = crate::sync::Backoff::new();
-        let regions = loop {
+        let mut regions = loop {
             let regions = self.events.write();
             if self.space.count(|tag| tag == Tag::Cached) == 0 {
                 break regions;
@@ -76,6 +88,70 @@ impl<K: Kernel> Engine<K> {
             drop(regions);
             backoff.snooze();
         };
+        self.take_in_growth(&mut regions);
+        if self.mark(&mut regions) && self.name(take) {
+            return Some(regions);
+        }
+        self.unmark(&regions);
+        None
+    }
+
+    /// What is known of is a region too: a mapping that grew in place is registered there, and its pages leave.
+    fn take_in_growth(&self, regions: &mut Regions) {
+        let mut grown = Vec::new();
+        regions.gaps(0, TOP, |from, to| {
+            let mut at = from;
+            while let Some((start, end)) = self.space.first_known(at, to) {
+                grown.push(Region { start, end });
+                at = end;
+            }
+        });
+        grown.into_iter().for_each(|part| regions.insert(part));
+    }
+
+    /// Marks all regions, and nothing else.
+    fn mark(&self, regions: &mut Regions) -> bool {
+        let mut left: Vec<Region> = regions.iter().collect();
+        for _ in 0..MOST_MARKS {
+            left.retain(|Region { start, end }| {
+                let mut parts = regions.within(*start, *end);
+                !parts.all(|part| self.kernel.mark(part.start, part.end - part.start, true).is_ok())
+            });
+            // No mapping has changed before it was marked, or the event of that was read.
+            if !self.kernel.event_pending() {
+                return left.is_empty();
+            }
+            regions.write_down();
+            self.read_all(regions, &mut Regions::default());
+            for change in regions.written_down() {
+                let (from, to) = change.sides();
+                for (start, end) in core::iter::once(from).chain(to) {
+                    // What came there since was marked in its place. What is not there has no mark.
+                    let _ = self.kernel.mark(start, end - start, false);
+                    left.push(Region { start, end });
+                }
+            }
+        }
+        false
+    }
+
+    fn unmark(&self, regions: &Regions) {
+        for Region { start, end } in regions.iter() {
+            // What has changed since is not marked, or is where its event will tell.
+            let _ = self.kernel.mark(start, end - start, false);
+        }
+    }
+
+    /// After [`Engine::bequeath`] and the clone, or where there was none: what changed since, in the order in which it
+    /// happened.
+    pub fn cloned(&self, regions: &mut Regions) -> Vec<Change> {
+        regions.write_down();
+        self.read_all(regions, &mut Regions::default());
+        self.unmark(regions);
+        regions.written_down()
+    }
+
+    fn name(&self, mut take: impl FnMut(Heirloom) -> bool) -> bool {
         for (start, block) in self.space.blocks(0, TOP) {
             let block = block.lock();
             for index in 0..BLOCK_PAGES {
@@ -90,12 +166,12 @@ impl<K: Kernel> Engine<K> {
                     sum: [sum as u64, (sum >> 64) as u64],
                 };
                 if !take(heirloom) {
-                    return None;
+                    return false;
                 }
                 self.place.dup(word.payload(), 1);
             }
         }
-        Some(regions)
+        true
     }
 
     /// The counts that [`Engine::bequeath`] added are taken back: nobody reads these slots any more.
@@ -104,16 +180,14 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Takes over what the parent had out, in a child in which nobody runs yet but who waits for this: of `heirlooms`
-    /// those whose page is managed, is not mapped, and `is_kept`. The others are what the parent had brought in by
-    /// the time of the clone, or memory that children do not get.
-    pub fn inherit(&self, heirlooms: &[Heirloom], is_kept: impl Fn(usize) -> bool) {
+    /// those that have a `place`, which is managed and has no page. The others are what the parent had brought in by
+    /// the time of the clone, or memory that it had not any more, or that children do not get.
+    pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) {
         self.place.read_from_others(heirlooms.iter().map(|heirloom| heirloom.entry));
         let regions = self.events.write();
         for heirloom in heirlooms {
-            let page = heirloom.page as usize;
-            if regions.find(page).is_none() || !is_kept(page) {
-                continue;
-            }
+            let page = place(heirloom.page as usize);
+            let Some(page) = page.filter(|page| regions.find(*page).is_some()) else { continue };
             let index = page % BLOCK / PAGE;
             let mut block = self.space.block_or_new(page).lock();
             block.unit_or_new(index, &self.space.spares);

@@ -9,12 +9,13 @@
 use crate::device::Device;
 use crate::flaw::{makes, Flaw};
 use crate::slot::{DeviceConfig, DeviceId, Entry, Memory, Owner, Slots, SwapoffError, SwaponError};
-use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES, TRUNK_SLOTS};
+use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use once_cell::race::OnceBox;
 
 const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * SLOT_BYTES;
@@ -26,16 +27,16 @@ static KNOWN_LOCKS: LockClass = LockClass::new();
 
 /// Who gives trunks.
 pub trait Lessor: Send + Sync {
-    /// A trunk of the device of this serial. `None`: there is no more. May wait; no lock held.
-    fn lease(&self, serial: usize) -> Option<u32>;
+    /// Trunks of the device of this serial, one at least. `None`: there is no more. May wait; no lock held.
+    fn lease(&self, serial: usize) -> Option<Range<u32>>;
 
-    /// A wholly free trunk goes back.
-    fn give_back(&self, serial: usize, trunk: u32);
+    /// A trunk goes back, of which no slot has a name. `false`: nobody takes it.
+    fn give_back(&self, serial: usize, trunk: u32) -> bool;
 }
 
-/// The trunk of an entry, with its device's number.
-fn trunk_of(entry: Entry) -> Option<(usize, u32)> {
-    Some((entry.device()?.index(), (entry.slot() / TRUNK_SLOTS) as u32))
+/// The cluster of an entry, with its device's number.
+fn cluster_of(entry: Entry) -> Option<(usize, u32)> {
+    Some((entry.device()?.index(), (entry.slot() / CLUSTER_SLOTS as u64) as u32))
 }
 
 /// Devices and slots.
@@ -44,7 +45,7 @@ pub struct Place {
     /// By their numbers.
     devices: [Lock<Option<Known>>; MAX_DEVICES],
     lessor: Box<dyn Lessor>,
-    /// Trunks of others that this process reads from: device number and trunk, in order.
+    /// Clusters of others that this process reads from: device number and cluster, in order.
     foreign: OnceBox<Vec<(usize, u32)>>,
     /// Devices that have gone since, by their numbers: what has the number now is nothing of others.
     foreign_gone: AtomicU64,
@@ -67,6 +68,13 @@ struct Known {
     priority: i32,
     leaving: bool,
     device: Arc<dyn Device>,
+}
+
+impl Known {
+    /// With what keeps it from going while a trunk of it is on its way: it could come again, under its serial.
+    fn used_as(&self, id: DeviceId) -> (DeviceId, usize, Arc<dyn Device>) {
+        (id, self.serial, self.device.clone())
+    }
 }
 
 impl Place {
@@ -209,39 +217,51 @@ impl Place {
         }
     }
 
-    /// A trunk more, of the device of highest priority that has one.
+    /// Trunks more, of the device of highest priority that has one.
     fn grow(&self) -> bool {
         let mut tried = 0;
-        while let Some((number, serial)) = self.next_to_grow(tried) {
-            tried |= 1 << number;
-            let Some(trunk) = self.lessor.lease(serial) else { continue };
-            let known = self.devices[number].lock();
-            // If it went while we asked, the trunk went with it.
-            let is_its = known.as_ref().is_some_and(|known| known.serial == serial);
-            let added = DeviceId::new(number).is_some_and(|id| is_its && self.slots.add_trunk(id, trunk));
-            if added {
-                self.turn.store(number + 1, Relaxed);
+        while let Some((id, serial, _device)) = self.next_to_grow(tried) {
+            tried |= 1 << id.index();
+            let Some(trunks) = self.lessor.lease(serial) else { continue };
+            if trunks.filter(|trunk| self.slots.add_trunk(id, *trunk)).count() > 0 {
+                self.turn.store(id.index() + 1, Relaxed);
+                self.full.store(false, Relaxed);
                 return true;
             }
         }
         false
     }
 
+    /// An empty trunk goes back to who lent it, of a device that has more than `kept` of them. `false`: there is none, or
+    /// nobody takes it.
+    pub fn give_back(&self, kept: usize) -> bool {
+        (0..MAX_DEVICES).filter_map(DeviceId::new).any(|id| {
+            let known = self.devices[id.index()].lock();
+            let used = known.as_ref().filter(|known| !known.leaving).map(|known| known.used_as(id));
+            drop(known);
+            let Some((_, serial, _device)) = used else { return false };
+            let Some(trunk) = self.slots.take_empty_trunk(id, kept) else { return false };
+            let is_taken = self.lessor.give_back(serial, trunk);
+            if !is_taken {
+                self.slots.add_trunk(id, trunk);
+            }
+            is_taken
+        })
+    }
+
     /// Number and serial of a device that is not among the `tried` ones: of the highest priority, in turn.
-    fn next_to_grow(&self, tried: u64) -> Option<(usize, usize)> {
+    fn next_to_grow(&self, tried: u64) -> Option<(DeviceId, usize, Arc<dyn Device>)> {
         let turn = self.turn.load(Relaxed);
-        let mut best: Option<(i32, usize, usize)> = None;
-        for number in (0..MAX_DEVICES).map(|step| (turn + step) % MAX_DEVICES) {
-            let known = self.devices[number].lock();
-            let Some(known) = known.as_ref().filter(|known| tried & 1 << number == 0 && !known.leaving)
-            else {
-                continue;
-            };
-            if best.is_none_or(|(priority, ..)| known.priority > priority) {
-                best = Some((known.priority, number, known.serial));
+        let mut best = None;
+        for id in (0..MAX_DEVICES).filter_map(|step| DeviceId::new((turn + step) % MAX_DEVICES)) {
+            let known = self.devices[id.index()].lock();
+            let untried = tried & 1 << id.index() == 0;
+            let Some(known) = known.as_ref().filter(|known| untried && !known.leaving) else { continue };
+            if best.as_ref().is_none_or(|(priority, _)| known.priority > *priority) {
+                best = Some((known.priority, known.used_as(id)));
             }
         }
-        best.map(|(_, number, serial)| (number, serial))
+        best.map(|(_, used)| used)
     }
 
     /// One page's name of each of `n` slots is gone.
@@ -270,18 +290,18 @@ impl Place {
         self.named(entry, n);
     }
 
-    /// From here on the trunks of these entries, which are not this process's, are read from, and their slots counted
+    /// From here on the clusters of these entries, which are not this process's, are read from, and their slots counted
     /// by who lent them. Once, before there is any entry.
     pub fn read_from_others(&self, entries: impl Iterator<Item = u64>) {
-        let mut trunks: Vec<(usize, u32)> = Vec::new();
-        for trunk in entries.filter_map(|raw| trunk_of(Entry::from_raw(raw)?)) {
-            if trunks.last() != Some(&trunk) {
-                trunks.push(trunk);
+        let mut clusters: Vec<(usize, u32)> = Vec::new();
+        for cluster in entries.filter_map(|raw| cluster_of(Entry::from_raw(raw)?)) {
+            if clusters.last() != Some(&cluster) {
+                clusters.push(cluster);
             }
         }
-        trunks.sort_unstable();
-        trunks.dedup();
-        let _ = self.foreign.set(Box::new(trunks));
+        clusters.sort_unstable();
+        clusters.dedup();
+        let _ = self.foreign.set(Box::new(clusters));
     }
 
     /// Does anybody else name the slot of an entry? Then it must not be written again.
@@ -306,9 +326,9 @@ impl Place {
     }
 
     fn is_foreign(&self, entry: Entry) -> bool {
-        let Some(trunks) = self.foreign.get() else { return false };
-        trunk_of(entry).is_some_and(|trunk| {
-            trunks.binary_search(&trunk).is_ok() && self.foreign_gone.load(Relaxed) & 1 << trunk.0 == 0
+        let Some(clusters) = self.foreign.get() else { return false };
+        cluster_of(entry).is_some_and(|cluster| {
+            clusters.binary_search(&cluster).is_ok() && self.foreign_gone.load(Relaxed) & 1 << cluster.0 == 0
         })
     }
 
@@ -342,7 +362,7 @@ impl Place {
         })
     }
 
-    /// Has a page found no place?
+    /// Has a page found no place, and has no room come since?
     pub fn is_full(&self) -> bool {
         self.full.load(Relaxed)
     }
@@ -394,28 +414,37 @@ mod tests {
     struct Office {
         next: [AtomicU32; 8],
         asked: Mutex<std::vec::Vec<usize>>,
+        returned: Mutex<std::vec::Vec<(usize, u32)>>,
+        has_gone: AtomicBool,
         first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     }
 
     impl Lessor for Arc<Office> {
-        fn lease(&self, serial: usize) -> Option<u32> {
+        fn lease(&self, serial: usize) -> Option<Range<u32>> {
             self.asked.lock().unwrap().push(serial);
             let first = self.first.lock().unwrap().take();
             if let Some(first) = first {
                 first();
             }
             let trunk = self.next[serial].fetch_add(1, Relaxed);
-            (trunk < 1).then_some(trunk)
+            (trunk < 1).then_some(trunk..trunk + 1)
         }
 
-        fn give_back(&self, _serial: usize, _trunk: u32) {}
+        fn give_back(&self, serial: usize, trunk: u32) -> bool {
+            let first = self.first.lock().unwrap().take();
+            if let Some(first) = first {
+                first();
+            }
+            self.returned.lock().unwrap().push((serial, trunk));
+            !self.has_gone.load(Relaxed)
+        }
     }
 
     fn device(priority: i32) -> (DeviceConfig, Box<dyn Device>) {
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 64 << 20).unwrap();
         let device = FileDevice::from_fd(file, FileOptions::default()).unwrap();
-        let config = DeviceConfig { priority, rotational: false, discard: false, slots: 0, first: 0 };
+        let config = DeviceConfig { priority, ..DeviceConfig::new(0) };
         (config, Box::new(device))
     }
 
@@ -465,32 +494,72 @@ mod tests {
     }
 
     #[test]
-    fn a_trunk_of_a_device_that_went_meanwhile_is_nobodys() {
+    fn a_trunk_of_a_device_comes_before_the_device_goes() {
         let office = Arc::new(Office::default());
         let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())));
-        let weak: Weak<Place> = Arc::downgrade(&place);
-        *office.first.lock().unwrap() = Some(Box::new(move || {
+        *office.first.lock().unwrap() = Some(goes_not(&place));
+        // It is on its way off by then, and gives no slot.
+        assert_eq!(place.alloc(0, 512, 0, Memory::Asked), None);
+        assert_eq!(place.swapoff_end(0), Ok(0));
+        let (config, again) = device(1);
+        place.swapon(0, 5, config, again).unwrap();
+        assert!(place.alloc(0, 512, 0, Memory::Asked).is_some());
+        assert_eq!(*office.asked.lock().unwrap(), [0, 5]);
+    }
+
+    /// While this is done the device that comes or goes by trunks is wanted off, and stays: it could come again, under its
+    /// serial, before the trunk is there or given back.
+    fn goes_not(place: &Arc<Place>) -> Box<dyn FnOnce() + Send> {
+        let weak: Weak<Place> = Arc::downgrade(place);
+        Box::new(move || {
             let place = weak.upgrade().unwrap();
             assert!(place.swapoff_begin(0));
-            assert_eq!(place.swapoff_end(0), Ok(0));
-            let (config, device) = device(1);
-            place.swapon(0, 5, config, device).unwrap();
-        }));
-        // Number 0 is another's by then: what it lends is asked for, for the next smaller order.
+            assert_eq!(place.swapoff_end(0), Err(SwapoffError::InUse(0)));
+        })
+    }
+
+    #[test]
+    fn empty_trunks_go_back_but_those_that_are_kept() {
+        let office = Arc::new(Office::default());
+        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone()));
+        assert!(!place.give_back(0), "there is none");
+        let all: std::vec::Vec<u64> =
+            std::iter::from_fn(|| place.alloc(0, 512, 0, Memory::Asked)).map(|(entry, _)| entry).collect();
+        assert!(all.len() == 64 && place.is_full() && !place.give_back(0));
+        all[1..].iter().for_each(|entry| place.put(*entry, 512));
+        assert!(!place.give_back(1), "the one that is empty is kept");
+        assert!(place.give_back(0) && !place.give_back(0));
+        assert_eq!(*office.returned.lock().unwrap(), [(1, 0)]);
+        // Who lends has gone: what there is, is used.
+        place.put(all[0], 512);
+        office.has_gone.store(true, Relaxed);
+        assert!(!place.give_back(0));
+        assert_eq!(place.alloc(0, 512, 0, Memory::Asked).map(|(entry, _)| number_of(entry)), Some(0));
+    }
+
+    #[test]
+    fn a_device_does_not_go_before_its_trunk_is_given_back() {
+        let office = Arc::new(Office::default());
+        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())));
         let (entry, n) = place.alloc(0, 512, 0, Memory::Asked).unwrap();
-        assert_eq!((number_of(entry), n), (0, 256));
-        assert_eq!(*office.asked.lock().unwrap(), [0, 5]);
+        place.put(entry, n);
+        *office.first.lock().unwrap() = Some(goes_not(&place));
+        assert!(place.give_back(0));
+        assert_eq!(place.swapoff_end(0), Ok(0));
+        assert!(!place.give_back(0));
     }
 
     /// Gives the trunks that it was told to.
     struct Trunks(Mutex<Vec<u32>>);
 
     impl Lessor for Trunks {
-        fn lease(&self, _: usize) -> Option<u32> {
-            self.0.lock().unwrap().pop()
+        fn lease(&self, _: usize) -> Option<Range<u32>> {
+            self.0.lock().unwrap().pop().map(|trunk| trunk..trunk + 1)
         }
 
-        fn give_back(&self, _: usize, _: u32) {}
+        fn give_back(&self, _: usize, _: u32) -> bool {
+            false
+        }
     }
 
     fn place(trunks: &[u32]) -> Place {
@@ -518,7 +587,7 @@ mod tests {
         child.dup(theirs, n);
         assert!(child.is_shared(theirs));
         let (own, _) = child.alloc(0, 1, 7, Memory::Asked).unwrap();
-        assert_ne!(trunk_of(Entry::from_raw(own).unwrap()), trunk_of(Entry::from_raw(theirs).unwrap()));
+        assert_ne!(cluster_of(Entry::from_raw(own).unwrap()), cluster_of(Entry::from_raw(theirs).unwrap()));
         assert!(!child.is_shared(own));
         // And gives it up as often as it likes.
         child.put(theirs, n);

@@ -14,9 +14,10 @@ use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
 use pageout::slot::{DeviceConfig, TRUNK_SLOTS};
-use pageout::space::{BLOCK, BLOCK_PAGES};
+use pageout::space::{Region, Regions, BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
 use pageout::swap::heir::Heirloom;
+use pageout::swap::moved::Moved;
 use pageout::swap::swapin::Incoming;
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::vacate::Vacated;
@@ -28,6 +29,7 @@ pub use std::{sync::Mutex, thread};
 
 use program::{Habits, Program, Random, PAGE};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -151,11 +153,13 @@ impl Device for Hooked {
 struct NoTrunks;
 
 impl Lessor for NoTrunks {
-    fn lease(&self, _device: usize) -> Option<u32> {
+    fn lease(&self, _device: usize) -> Option<Range<u32>> {
         None
     }
 
-    fn give_back(&self, _device: usize, _trunk: u32) {}
+    fn give_back(&self, _device: usize, _trunk: u32) -> bool {
+        false
+    }
 }
 
 /// Lends trunks of a device to the worlds that share it, as `run` does: never the same twice.
@@ -163,12 +167,14 @@ impl Lessor for NoTrunks {
 struct Trunks(Arc<AtomicU32>);
 
 impl Lessor for Trunks {
-    fn lease(&self, _device: usize) -> Option<u32> {
+    fn lease(&self, _device: usize) -> Option<Range<u32>> {
         let trunk = self.0.fetch_add(1, Relaxed);
-        (trunk < TRUNKS).then_some(trunk)
+        (trunk < TRUNKS).then_some(trunk..trunk + 1)
     }
 
-    fn give_back(&self, _device: usize, _trunk: u32) {}
+    fn give_back(&self, _device: usize, _trunk: u32) -> bool {
+        false
+    }
 }
 
 /// Calls of the kernel in one step of a world before it counts as a hang.
@@ -272,7 +278,7 @@ impl World {
             None => (plan.slots, 1, Box::new(NoTrunks) as Box<dyn Lessor>),
         };
         let config_of_device =
-            DeviceConfig { priority: 0, rotational: plan.rotational, discard: false, slots, first };
+            DeviceConfig { rotational: plan.rotational, first, ..DeviceConfig::new(slots) };
         let place = Place::new(2, [(config_of_device, Box::new(hooked) as Box<dyn Device>)], lessor);
         let pages = plan.blocks * BLOCK_PAGES;
         let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
@@ -318,47 +324,79 @@ impl World {
         world
     }
 
-    /// A fork: the child's world, and what its engine inherits. The engine of this one stands still only meanwhile.
-    pub fn fork(&self) -> (Arc<Self>, Vec<Heirloom>) {
+    /// A fork: the child's world, and what its engine inherits. The engine of this one stands still only meanwhile, and
+    /// other threads of the program may go on a little before the clone and after it. No child: nobody knows what it has.
+    pub fn fork(&self) -> (Option<Arc<Self>>, Vec<Heirloom>) {
         self.engine.stand_still(true);
         let mut heirlooms = Vec::new();
         let take = |heirloom| {
             heirlooms.push(heirloom);
             true
         };
-        let regions = self.engine.bequeath(take).expect("room for all names");
-        let program = self.program.lock().unwrap();
-        let plan = Plan { habits: Habits::ACCESS, ..self.plan };
+        let mut regions = self.engine.bequeath(take).expect("room for all names");
+        let areas: Vec<Region> = regions.iter().collect();
+        self.go_on();
+        let kernel = &self.engine.kernel;
+        let plan = Plan { habits: Habits { faulty: self.plan.habits.faulty, ..Habits::ACCESS }, ..self.plan };
         let child =
             Self::on(self.device.clone(), self.trunks.clone(), Some(self.engine.key), plan, self.seed ^ 0xf0);
-        let kernel = &self.engine.kernel;
-        let moved = child.engine.kernel.program_base().wrapping_sub(kernel.program_base());
+        let offset = child.engine.kernel.program_base().wrapping_sub(kernel.program_base());
         {
+            let program = self.program.lock().unwrap();
             let mut other = child.program.lock().unwrap();
-            for (page, value) in program.values.iter().enumerate() {
-                other.values[page] = *value;
-                if kernel.page(program.at(page)).present {
-                    child.engine.kernel.access(0, other.at(page), Some(value.token));
-                }
+            other.values.clone_from(&program.values);
+            // Nobody runs there until it has what it inherits.
+            other.ending = true;
+            for value in &mut other.values {
+                // The child may have been made before the page was dropped, or after.
+                value.lazy |= std::mem::take(&mut value.removing) > 0;
             }
+            kernel.fork_to(&child.engine.kernel);
         }
-        kernel.share();
-        drop(program);
+        self.go_on();
+        let changes = self.engine.cloned(&mut regions);
         drop(regions);
         self.engine.stand_still(false);
+        let in_child = |at: usize| at.wrapping_add(offset);
+        let mut parents = Regions::default();
+        areas.iter().for_each(|area| parents.insert(*area));
+        let (mut there, mut marked) = (Regions::default(), Regions::default());
+        for index in 0..self.plan.blocks * BLOCK_PAGES {
+            let start = kernel.program_base() + index * PAGE;
+            let page = child.engine.kernel.page(in_child(start));
+            if page.mapping != 0 {
+                there.insert(Region { start, end: start + PAGE });
+            }
+            if page.marked {
+                marked.insert(Region { start, end: start + PAGE });
+            }
+        }
+        let moved = Moved::new(&parents, there, marked, &changes, false);
+        for region in moved.parents() {
+            let _ = child.engine.adopt(in_child(region.start), in_child(region.end));
+        }
+        if heirlooms.iter().any(|heirloom| moved.place(heirloom.page as usize).is_err()) {
+            return (None, heirlooms);
+        }
+        child.engine.inherit(&heirlooms, |page| moved.place(page).ok().flatten().map(in_child));
         child.adopt();
-        let moved =
-            |heirloom: &Heirloom| Heirloom { page: heirloom.page.wrapping_add(moved as u64), ..*heirloom };
-        child.engine.inherit(&heirlooms.iter().map(moved).collect::<Vec<_>>(), |_| true);
         child.engine.measure();
-        (child, heirlooms)
+        child.program.lock().unwrap().ending = false;
+        (Some(child), heirlooms)
+    }
+
+    /// The program does a little more while the engine's locks are held.
+    fn go_on(&self) {
+        for _ in 0..self.below(30) {
+            self.program.lock().unwrap().step(&self.engine.kernel);
+        }
     }
 
     /// Another device comes.
     pub fn switch_on(self: &Arc<Self>, number: usize, serial: usize, slots: u64) {
         let inner = Arc::new(FaultyDevice::memory(slots * PAGE as u64, self.seed).unwrap());
         let world = Arc::new(OnceLock::from(Arc::downgrade(self)));
-        let config = DeviceConfig { priority: 0, rotational: false, discard: false, slots, first: 1 };
+        let config = DeviceConfig { first: 1, ..DeviceConfig::new(slots) };
         self.engine
             .place
             .swapon(number, serial, config, Box::new(Hooked { inner, for_handlers: false, world }))

@@ -1,0 +1,87 @@
+//! The program as the kernel and /proc show it to its keeper: is it still the one whose memory this is?
+//!
+//! What cannot be told is no: a keeper that stays too long costs memory, one that goes too early costs data.
+
+use crate::{keeper, sys};
+use alloc::ffi::CString;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use pageout::space::PAGE;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{lstat, open, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+
+/// A mapping of a file that is in this memory, and at these addresses in no other: ends of it.
+static MARK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// A shared mapping that stays as long as the keeper.
+pub fn mark(start: usize, len: usize) {
+    MARK[0].store(start, Ordering::Relaxed);
+    MARK[1].store(start + len.next_multiple_of(PAGE), Ordering::Relaxed);
+}
+
+/// Has the program become another?
+pub fn has_left() -> bool {
+    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    // Seccomp filters of containers refuse to say it in one call.
+    let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code);
+    // Its first thread, which is asked, has no memory when it has ended while others go on. Looked at after the other.
+    here == Some(false) && first_thread_lives()
+}
+
+/// Has it ended, or become another?
+pub fn is_gone() -> bool {
+    let program = Pid::from_raw(keeper::program() as i32);
+    let ended =
+        program.and_then(|program| pidfd_open(program, PidfdFlags::empty()).ok()).is_none_or(|pidfd| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
+        });
+    ended || has_left()
+}
+
+/// `None`: another user's, which is not to be looked at.
+fn has_mark() -> Option<bool> {
+    let [start, end] = [0, 1].map(|end| MARK[end].load(Ordering::Relaxed));
+    match lstat(file(&alloc::format!("map_files/{start:x}-{end:x}")).as_c_str()) {
+        Ok(_) => Some(true),
+        Err(Errno::NOENT) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// The size of a program's code is no secret, and never changes.
+fn has_same_code() -> Option<bool> {
+    let pages = |path: &CStr| {
+        let mut line = [0; 128];
+        word(read(path, &mut line)?, 3)
+    };
+    Some(pages(&file("statm"))? == pages(c"/proc/self/statm")?)
+}
+
+fn first_thread_lives() -> bool {
+    const PF_EXITING: u64 = 0x4;
+    let mut line = [0; 512];
+    let flags = read(&file("stat"), &mut line).and_then(|line| {
+        // The name before is in parentheses and may hold anything.
+        let name = line.iter().rposition(|byte| *byte == b')')?;
+        word(&line[name..], 7)
+    });
+    flags.is_some_and(|flags| flags & PF_EXITING == 0)
+}
+
+/// The path of what /proc has on the program.
+pub fn file(name: &str) -> CString {
+    CString::new(alloc::format!("/proc/{}/{name}", keeper::listed())).unwrap_or_default()
+}
+
+fn read<'a>(path: &CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let len = rustix::io::read(&file, &mut *into).ok()?;
+    Some(&into[..len])
+}
+
+fn word(line: &[u8], index: usize) -> Option<u64> {
+    core::str::from_utf8(line).ok()?.split_whitespace().nth(index)?.parse().ok()
+}

@@ -1,0 +1,286 @@
+//! `mremap` over several mappings that would be one without us. What is registered at different times the kernel never
+//! merges, and it lets grow, and moves, what is one mapping. So here it is done mapping by mapping, and all or nothing: the
+//! last one, which is what grows, comes first, for what may be refused is refused there.
+//!
+//! Since Linux 6.17 the kernel itself moves several that keep their length, one by one, and stops with EFAULT at the first that
+//! is registered: what it had moved stays moved. So such a call is made only where there is one mapping.
+//!
+//! Meanwhile the destination is reserved, so that nobody else is given addresses there, and signals and forks wait. What was
+//! there before is replaced piece by piece, so that whoever reads there finds the one or the other. Left to the kernel,
+//! which refuses: holes, memory that is not alike where it is to grow, MREMAP_DONTUNMAP, and all of it without /proc.
+
+use crate::maps::Maps;
+use crate::{fork, keeper, sys};
+use alloc::vec::Vec;
+use core::ptr::null_mut;
+use linux_raw_sys::general as raw;
+use pageout::space::discover::Area;
+use pageout::space::PAGE;
+use rustix::io::Errno;
+use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
+
+const MAYMOVE: usize = raw::MREMAP_MAYMOVE as usize;
+const FIXED: usize = raw::MREMAP_FIXED as usize;
+/// No mapping can be so long: the kernel lets none grow to it, whatever it says first.
+const ENDLESS: usize = 0x7fff_ffff_f000;
+/// Looks at mappings at most: each comes after another thread, or the keeper, has split one.
+const LOOKS: usize = 100;
+
+/// As the system call, for what would be one mapping.
+///
+/// # Safety
+/// As the system call.
+pub unsafe fn remap(
+    old: usize,
+    old_len: usize,
+    new_len: usize,
+    flags: usize,
+    new: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: by contract.
+    let direct = || unsafe { call(old, old_len, new_len, flags, new) };
+    if keeper::active().is_none() || flags & !(MAYMOVE | FIXED) != 0 {
+        return direct();
+    }
+    let Some(task) = Task::new(old, old_len, new_len, flags, new) else { return direct() };
+    let was_one = !task.only_moves() || is_one(task.old, task.old_end);
+    if was_one {
+        let done = direct();
+        if done != Err(Errno::FAULT) {
+            return done;
+        }
+    }
+    // SAFETY: by contract.
+    fork::undivided(|| unsafe { task.run(was_one) }).unwrap_or_else(|| {
+        if was_one {
+            Err(Errno::FAULT)
+        } else {
+            direct()
+        }
+    })
+}
+
+unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Result<usize, Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) }
+}
+
+/// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.
+fn is_one(start: usize, end: usize) -> bool {
+    // SAFETY: it is never done.
+    unsafe { call(start, end - start, ENDLESS, 0, 0) != Err(Errno::FAULT) }
+}
+
+/// What is to be done, in whole pages.
+struct Task {
+    old: usize,
+    old_end: usize,
+    new_len: usize,
+    flags: usize,
+    new: usize,
+}
+
+impl Task {
+    /// `None`: the kernel will refuse it, or there is nothing to do by pieces.
+    fn new(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Option<Self> {
+        let old_len = old_len.checked_next_multiple_of(PAGE).filter(|len| *len != 0)?;
+        let new_len = new_len.checked_next_multiple_of(PAGE).filter(|len| *len != 0)?;
+        let old_end = old.checked_add(old_len).filter(|end| *end <= ENDLESS)?;
+        if flags & FIXED != 0 {
+            let new_end = new.checked_add(new_len).filter(|end| *end <= ENDLESS)?;
+            if flags & MAYMOVE == 0 || new % PAGE != 0 || (new < old_end && old < new_end) {
+                return None;
+            }
+        } else if new_len <= old_len {
+            return None;
+        }
+        (old % PAGE == 0).then_some(Self { old, old_end, new_len, flags, new })
+    }
+
+    fn is_fixed(&self) -> bool {
+        self.flags & FIXED != 0
+    }
+
+    fn only_moves(&self) -> bool {
+        self.is_fixed() && self.old_end - self.old == self.new_len
+    }
+
+    /// Does it mapping by mapping. `None`: that is not for us, and nothing is done. What was one mapping may have been
+    /// split, and its first part moved by the kernel.
+    ///
+    /// # Safety
+    /// As the system call.
+    unsafe fn run(&self, was_one: bool) -> Option<Result<usize, Errno>> {
+        let Self { old, old_end, new_len, .. } = *self;
+        let pieces = look(old, old_end, self.only_moves())?;
+        let first = pieces[0].0;
+        let is_one = self.only_moves() && pieces.len() == 1 && first == old;
+        if is_one || (first != old && !(self.only_moves() && was_one)) {
+            return None;
+        }
+        // SAFETY: by contract.
+        unsafe {
+            let grown = old + new_len;
+            if old_end < grown && !self.is_fixed() {
+                let in_place = with_last(old, old_end, |last| call(last, old_end - last, grown - last, 0, 0));
+                match in_place {
+                    Ok(_) => return Some(Ok(old)),
+                    Err(Errno::NOMEM) if self.flags & MAYMOVE != 0 => {}
+                    Err(errno) => return Some(Err(errno)),
+                }
+            }
+            let fixed = self.new.wrapping_add(first - old);
+            let reserved = match self.is_fixed() {
+                true => reserve_holes(fixed, fixed + (grown - first)).map(|()| fixed),
+                false => reserve(0, grown - first, MapFlags::empty()),
+            };
+            let to = match reserved {
+                Ok(to) => to,
+                Err(errno) => return Some(Err(errno)),
+            };
+            Some(self.move_to(first, to).map(|()| to - (first - old)))
+        }
+    }
+
+    /// Moves what is there from `first` on to where it is reserved for it.
+    unsafe fn move_to(&self, first: usize, to: usize) -> Result<(), Errno> {
+        let Self { old, old_end, new_len, .. } = *self;
+        let grown = old + new_len;
+        let place = |at: usize| to + (at - first);
+        // What is cut off goes at the end, when nothing can be refused any more.
+        let kept = old_end.min(grown);
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut last = kept;
+            if kept < grown {
+                last = with_last(first, kept, |last| {
+                    call(last, kept - last, grown - last, MAYMOVE | FIXED, place(last))
+                })
+                .inspect_err(|_| unmap(to, place(grown)))?;
+            }
+            if let Err((errno, at)) = shift(first, last, to) {
+                // As it was. Where others were given addresses that have been left, nobody can go on with what there is.
+                unmap(place(at), place(last));
+                unmap(place(kept), place(grown));
+                for (start, end) in [(first, at), (last, kept)].into_iter().filter(|part| part.0 < part.1) {
+                    let back = reserve(start, end - start, MapFlags::FIXED_NOREPLACE);
+                    if back.is_err() || shift(place(start), place(end), start).is_err() {
+                        sys::kill_self();
+                    }
+                }
+                return Err(errno);
+            }
+            unmap(kept, old_end);
+        }
+        Ok(())
+    }
+}
+
+/// The mappings that have addresses in a range, in order.
+fn each_mapping(start: usize, end: usize, mut each: impl FnMut(&Area<'_>)) {
+    Maps::new().read(c"/proc/self/maps", |line| {
+        if let Some(area) = Area::parse(line).filter(|area| area.start < end && start < area.end) {
+            each(&area);
+        }
+    });
+}
+
+/// The parts of a range by mappings, in order; the first may begin late. `None`: there is a hole, or they are not alike, if
+/// they must be: private anonymous memory with the same access.
+fn look(start: usize, end: usize, any: bool) -> Option<Vec<(usize, usize)>> {
+    let mut parts: Vec<(usize, usize)> = Vec::with_capacity(64);
+    let mut access = [0; 4];
+    let mut alike = true;
+    each_mapping(start, end, |area| {
+        if parts.is_empty() {
+            access.copy_from_slice(area.permissions);
+        }
+        alike &= any || (area.is_anonymous() && area.permissions == access);
+        alike &= parts.last().is_none_or(|last| last.1 == area.start);
+        parts.push((area.start.max(start), area.end.min(end)));
+    });
+    let ends = parts.last().is_some_and(|last| last.1 == end);
+    (alike && ends).then_some(parts)
+}
+
+/// Makes a call for the last mapping of a range: where that begins.
+fn with_last(start: usize, end: usize, call: impl Fn(usize) -> Result<usize, Errno>) -> Result<usize, Errno> {
+    for _ in 0..LOOKS {
+        let last = look(start, end, true).and_then(|parts| parts.last().copied()).ok_or(Errno::FAULT)?.0;
+        match call(last) {
+            Err(Errno::FAULT) => {}
+            done => return done.map(|_| last),
+        }
+    }
+    Err(Errno::FAULT)
+}
+
+/// Moves a range, which is there, to where it is reserved for it. An error, and how far it came.
+unsafe fn shift(start: usize, end: usize, to: usize) -> Result<(), (Errno, usize)> {
+    let mut at = start;
+    let mut split = (0, 0);
+    for _ in 0..LOOKS {
+        if at == end {
+            return Ok(());
+        }
+        let parts = look(at, end, true).ok_or((Errno::FAULT, at))?;
+        for (from, stop) in parts {
+            // What is not there any more was moved by the kernel, before it met what had just been split off.
+            at = from;
+            // What stays as it is may never grow, for another reason.
+            if !is_one(from, stop) && split != (from, stop) {
+                split = (from, stop);
+                break;
+            }
+            let len = stop - from;
+            // SAFETY: as the caller promises.
+            match unsafe { call(from, len, len, MAYMOVE | FIXED, to + (from - start)) } {
+                Ok(_) => at = stop,
+                Err(Errno::FAULT) => break,
+                Err(errno) => return Err((errno, at)),
+            }
+        }
+    }
+    if at == end {
+        Ok(())
+    } else {
+        Err((Errno::FAULT, at))
+    }
+}
+
+/// Addresses without access; anywhere, or as a flag says.
+unsafe fn reserve(at: usize, len: usize, place: MapFlags) -> Result<usize, Errno> {
+    let at = if at == 0 { null_mut() } else { at as *mut _ };
+    // SAFETY: as the caller promises.
+    let there = unsafe {
+        mmap_anonymous(at, len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE | place)
+    };
+    there.map(|start| start as usize)
+}
+
+/// The same for what is not mapped of a range: others may read what is, until something comes in its place.
+unsafe fn reserve_holes(start: usize, end: usize) -> Result<(), Errno> {
+    let mut holes: Vec<(usize, usize)> = Vec::with_capacity(64);
+    let mut at = start;
+    each_mapping(start, end, |area| {
+        holes.extend((at < area.start).then_some((at, area.start)));
+        at = area.end;
+    });
+    holes.extend((at < end).then_some((at, end)));
+    for (from, to) in holes {
+        // SAFETY: as the caller promises.
+        match unsafe { reserve(from, to - from, MapFlags::FIXED_NOREPLACE) } {
+            // Somebody has mapped there since.
+            Ok(_) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+unsafe fn unmap(start: usize, end: usize) {
+    if start < end {
+        // SAFETY: as the caller promises.
+        let _ = unsafe { munmap(start as *mut _, end - start) };
+    }
+}
