@@ -45,7 +45,7 @@ unsigned pick(unsigned i) { return squares[i % ENTRIES]; }
 "#;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let (instances, entries) = size.pick((16, 60_000), (120, 600_000));
+    let (instances, entries) = size.pick((10, 30_000), (120, 600_000));
     let source = move |dir: &Path| -> Result<()> {
         let text =
             TEMPLATES.replace("INSTANCES", &instances.to_string()).replace("ENTRIES", &entries.to_string());

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 const VALUE_BYTES: usize = 1000;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let rows = size.pick(350_000, 2_000_000);
-    let keys = size.pick(120_000, 900_000);
-    let snapshots = size.pick(4, 20);
+    let rows = size.pick(200_000, 2_000_000);
+    let keys = size.pick(100_000, 900_000);
+    let snapshots = size.pick(3, 20);
     vec![
         Program::new("sqlite", |input| {
             Invocation::new("sqlite3").args("-batch :memory:").stdin(input.join("index.sql"))

@@ -33,7 +33,7 @@ pub const MIB: u64 = 1 << 20;
 /// How big the inputs are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// A natural peak of 100 to 300 MiB, a few seconds each: what CI runs.
+    /// A natural peak of 30 to 300 MiB, and at most about ten seconds each: what CI runs.
     Small,
     /// About 1 to 1.5 GiB each.
     Full,

@@ -7,21 +7,21 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let sort_bytes = size.pick(48, 1024) * MIB;
-    let xz_bytes = size.pick(2, 64) * MIB;
-    let xz_block = size.pick(1, 32);
-    let records = size.pick(600_000, 6_000_000);
+    let sort_bytes = size.pick(16, 1024) * MIB;
+    let xz_kib = size.pick(512, 64 << 10);
+    let xz_block = xz_kib / 2;
+    let records = size.pick(150_000, 6_000_000);
     vec![
         sort("sort", sort_bytes),
         Program::new("xz", move |input| {
             Invocation::new("xz")
                 .args("-T2 -9 --keep --stdout")
-                .arg(format!("--block-size={xz_block}MiB"))
+                .arg(format!("--block-size={xz_block}KiB"))
                 .arg(input.join("words"))
         })
         .needs(&["xz"])
         .parallel()
-        .input(move |dir| words(&dir.join("words"), xz_bytes)),
+        .input(move |dir| words(&dir.join("words"), xz_kib << 10)),
         Program::new("awk", move |_| {
             Invocation::new("awk")
                 .arg("-v")

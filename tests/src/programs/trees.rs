@@ -23,7 +23,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
     let shop = size.pick(80, 512);
     let requests = size.pick(150, 1000);
     let instances = size.pick(3, 40);
-    let rows = size.pick(60_000, 400_000);
+    let rows = size.pick(40_000, 400_000);
     let initdb = initdb();
     vec![
         Program::new("inherited", move |_| {

@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,6 +61,16 @@ impl Place {
     }
 
     pub fn prepare(&self, command: &mut Command) {
+        // Whoever runs the tests by `nohup` or in the background of a script ignores these, and so would the program.
+        let start = || {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                // SAFETY: no handler.
+                unsafe { libc::signal(signal, libc::SIG_DFL) };
+            }
+            Ok(())
+        };
+        // SAFETY: `signal` may be called between fork and exec.
+        unsafe { command.pre_exec(start) };
         for name in ["MEMORY", "SWAP", "SWAPIN", "MAX_ORDER", "STRICT", "STATS", "CONFIG", "AGENT_DIR"] {
             command.env_remove(format!("PAGEOUT_{name}"));
         }

@@ -1,4 +1,4 @@
-//! What a slot costs: `cargo bench -p pageout --bench slots`.
+//! What a slot costs: `cargo bench -p pageout-bench --bench slots`.
 //!
 //! `batch/64` is an allocation of 64 slots and their freeing; divide by 64 for a slot. `order/9` is one
 //! call of each. `threads/*` is what two threads take for the same work, with one allocator and with one each.
