@@ -286,17 +286,16 @@ pub fn set_limit(limit: u64) {
     LARGE.store(limit >= LEAST_LIMIT, Ordering::Relaxed);
 }
 
-/// Sizes that are served: for each power of two itself, and a quarter more than it (tables of slots are that).
-const CLASSES: usize = 2 * (LARGEST + 1);
+/// Sizes that are served: each power of two, and what is one to seven eighths more. What there is most of are units of
+/// 400 bytes and tables of slots, a little more than 4 KiB.
+const CLASSES: usize = STEPS * LARGEST + 1;
+const STEPS: usize = 8;
 
 /// Bytes of a class's pieces, and what they are aligned to.
 fn pieces_of(class: usize) -> (usize, usize) {
-    let power = 1 << (class / 2);
-    if class % 2 == 0 {
-        (power, power)
-    } else {
-        (power + power / 4, power / 4)
-    }
+    let power = 1usize << (class / STEPS);
+    let size = power + class % STEPS * power / STEPS;
+    (size, 1 << size.trailing_zeros())
 }
 
 struct Heap {
@@ -379,22 +378,21 @@ static OWN: Own = Own;
 
 /// The smallest class that fits. Free pieces hold a link, so all are aligned for one.
 fn class_of(layout: &Layout) -> usize {
-    let size = layout.size().max(layout.align()).max(1 << SMALLEST);
-    let class = 2 * size.next_power_of_two().trailing_zeros() as usize;
-    let smaller = class - 1;
-    let (most, align) = pieces_of(smaller);
-    if size <= most && layout.align() <= align && align >= 1 << SMALLEST {
-        smaller
-    } else {
-        class
-    }
+    let align = layout.align().max(1 << SMALLEST);
+    let size = layout.size().max(align);
+    let power = STEPS * size.next_power_of_two().trailing_zeros() as usize;
+    let fits = |class: &usize| {
+        let (most, aligned) = pieces_of(*class);
+        size <= most && align <= aligned
+    };
+    (power - STEPS + 1..power).find(fits).unwrap_or(power)
 }
 
 // SAFETY: pieces are as large and aligned as asked, and handed out once.
 unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let class = class_of(&layout);
-        if class < CLASSES - 1 {
+        if class < CLASSES {
             return HEAP.lock().take(class);
         }
         let len = layout.size().next_multiple_of(PAGE);
@@ -404,7 +402,7 @@ unsafe impl GlobalAlloc for Own {
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
         debug_assert!(NonNull::new(piece).is_some());
         let class = class_of(&layout);
-        if class < CLASSES - 1 {
+        if class < CLASSES {
             HEAP.lock().give(piece, class);
         } else {
             unmap(piece as usize, layout.size());

@@ -157,6 +157,13 @@ fn asks() -> Vec<Ask> {
             AtLeast(0.0),
             "points",
         ),
+        ask(
+            "zipf",
+            "Zipf, hit ratio less CLOCK's in the memory the set had",
+            Computed(|c, _| over(c, "zipf.clock_same_hit_%")),
+            AtLeast(0.0),
+            "points",
+        ),
         ask("hotscan", "hot set during a scan, drop", Value("pageout", "hotscan.drop_%"), AtMost(10.0), "%"),
         ask(
             "seq",

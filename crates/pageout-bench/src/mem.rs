@@ -95,6 +95,16 @@ impl Map {
         Ok(Map { start, words: len / 8, mapped: (0, 0), region: Some(region) })
     }
 
+    /// How many of its pages of 4 KiB are in memory.
+    pub fn resident_pages(&self) -> io::Result<usize> {
+        let mut there = vec![0u8; (self.words * 8).div_ceil(4096)];
+        // SAFETY: the range is mapped, and there is a byte for each of its pages.
+        if unsafe { libc::mincore(self.start.as_ptr().cast(), self.words * 8, there.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(there.iter().filter(|page| **page & 1 != 0).count())
+    }
+
     /// Address of the first byte.
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
