@@ -344,7 +344,8 @@ impl Server {
         }
     }
 
-    /// Reads what a keeper says; false when the connection is over.
+    /// Reads what a keeper says; false when the connection is over. Not by its `Bye`: its other threads may be writing to
+    /// a device until its last descriptor is closed, and what it was lent is nobody else's before.
     fn hear(&mut self, index: usize) -> bool {
         loop {
             let mut message = Message::new(Kind::Bye, 0, 0, 0);
@@ -368,9 +369,6 @@ impl Server {
                     Some(io::ErrorKind::WouldBlock) if self.connections[index].looks => {}
                     _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),
                 }
-                return false;
-            }
-            if kind == Some(Kind::Bye) {
                 return false;
             }
         }

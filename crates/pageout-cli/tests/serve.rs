@@ -118,6 +118,7 @@ fn role() {
         "settings" => settings_role(),
         "trunks" => trunks_role(),
         "giver" => giver_role(),
+        "writer" => writer_role(),
         "successor" => successor_role(),
         "stranded" => stranded_role(),
         "stranded daemon" => stranded_daemon_role(),
@@ -258,6 +259,27 @@ fn giver_role() {
 fn trunks_come_back_while_their_process_lives() {
     let place = Place::new();
     let ended = run(&place, "giver", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
+}
+
+/// One who says that he ends may have writes under way until he is gone.
+fn writer_role() {
+    let ((writer, ..), (next, ..)) = (Keeper::served(), Keeper::served());
+    assert_eq!(writer.lease_all(0).len(), 32);
+    writer.say(Kind::Bye, 1, 0, 0);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(next.lease(0), NONE);
+    drop(writer);
+    let begun = Instant::now();
+    while next.lease(0) == NONE {
+        assert!(begun.elapsed() < Duration::from_secs(5), "nobody writes there any more");
+    }
+}
+
+#[test]
+fn trunks_come_back_when_nobody_writes_there_any_more() {
+    let place = Place::new();
+    let ended = run(&place, "writer", &["-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
 }
 
