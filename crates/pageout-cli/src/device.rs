@@ -59,6 +59,8 @@ pub struct Device {
     /// What is ours of a file of the user's: as much as its header speaks of, or all. It is emptied at the end, and one
     /// without a header cut back to it.
     held: Option<u64>,
+    /// It had less room on disk than its length: what it is given it gives back.
+    has_holes: bool,
     /// A name that we made.
     _made: Option<Made>,
 }
@@ -66,7 +68,7 @@ pub struct Device {
 impl Device {
     /// Opens what `spec` names; `index` says how many were opened before it.
     pub fn open(spec: &Spec, index: usize) -> Result<Self> {
-        let Opened { file, name, size, discards, is_block_device, header, held, made } =
+        let Opened { file, name, size, discards, is_block_device, header, held, has_holes, made } =
             Opened::of(spec, false)?;
         let file = file.expect("only a dry run leaves it out");
         let clusters = trunk_clusters(size);
@@ -101,6 +103,7 @@ impl Device {
             told_full: false,
             header,
             held,
+            has_holes,
             _made: made,
         })
     }
@@ -174,12 +177,15 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let Some(held) = self.held else { return };
-        // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
+        // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it;
+        // zeros in a hole would take room that it had not.
+        let zero = |at: u64, len: u64| match self.has_holes {
+            true => sys::discard(&self.file, false, at, len),
+            false => sys::zero_range(&self.file, at, len),
+        };
         let emptied = match self.header {
-            true => sys::zero_range(&self.file, PAGE, held - PAGE),
-            false => sys::zero_range(&self.file, 0, held)
-                .or_else(|_| self.file.set_len(0))
-                .and_then(|()| self.file.set_len(held)),
+            true => zero(PAGE, held - PAGE),
+            false => zero(0, held).or_else(|_| self.file.set_len(0)).and_then(|()| self.file.set_len(held)),
         };
         if let Err(error) = emptied {
             say::warning(format_args!(
@@ -211,6 +217,7 @@ struct Opened {
     is_block_device: bool,
     header: bool,
     held: Option<u64>,
+    has_holes: bool,
     made: Option<Made>,
 }
 
@@ -284,7 +291,17 @@ impl Opened {
     }
 
     fn ours(file: Option<File>, name: String, size: Bytes, made: Option<Made>) -> Self {
-        Self { file, name, size, discards: true, is_block_device: false, header: false, held: None, made }
+        Self {
+            file,
+            name,
+            size,
+            discards: true,
+            is_block_device: false,
+            header: false,
+            held: None,
+            has_holes: false,
+            made,
+        }
     }
 
     /// A file or block device of the user's.
@@ -335,6 +352,7 @@ impl Opened {
         // What lies behind the swap that the header speaks of is somebody else's.
         let room = header.unwrap_or(held);
         let header = header.is_some();
+        let has_holes = kind.is_file() && about.blocks() * 512 < held;
         if !header && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
             bail!("{name}: holds data that is not swap; run mkswap {name} if it may go, or name a new file");
         }
@@ -356,11 +374,12 @@ impl Opened {
             file: Some(file),
             name,
             size,
-            // A file of full size was given its room for good: do not give it away.
-            discards: spec.discard || held == 0,
+            // A file that was given its room for good keeps it.
+            discards: spec.discard || held == 0 || has_holes,
             is_block_device: kind.is_block_device(),
             header,
             held: kind.is_file().then_some(room),
+            has_holes,
             made: None,
         })
     }

@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -288,6 +289,26 @@ fn files_of_the_user_are_left_as_they_were() {
     let ended = finish(&mut place.pageout(["run", "-s", "empty,size=64M", "stat", "-c", "%s", "empty"]));
     assert_eq!(ended.out, format!("{}\n", 64 << 20));
     assert_eq!(fs::metadata(path).unwrap().len(), 0);
+}
+
+/// A sparse file may be longer than its file system: zeros in its holes would fill that for everybody, and the next run
+/// would take them for data.
+#[test]
+fn a_files_holes_are_holes_afterwards() {
+    let place = Place::new();
+    let (whole, with_header) = (place.sparse("whole", 64 << 20), place.sparse("with-header", 64 << 20));
+    let file = fs::File::options().write(true).open(&with_header).unwrap();
+    let header = swap_header(1, (64 << 20) / 4096 - 1, 0);
+    std::os::unix::fs::FileExt::write_all_at(&file, &header, 0).unwrap();
+    for path in [&whole, &whole, &with_header] {
+        let script = r#"dd if=/bin/sh of="$0" seek=9 conv=notrunc status=none"#;
+        let swap = path.to_str().unwrap();
+        let ended = finish(&mut place.pageout(["run", "-s", swap, "sh", "-c", script, swap]));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+        let about = fs::metadata(path).unwrap();
+        assert_eq!(about.len(), 64 << 20);
+        assert!(about.blocks() * 512 <= 64 << 10, "{swap} takes up {} bytes", about.blocks() * 512);
+    }
 }
 
 /// tmpfs cannot make zeros where there is something, only holes.
