@@ -197,13 +197,21 @@ impl Drop for Device {
     }
 }
 
-/// A name that we made and take away, also when something goes wrong on the way.
+/// A name that we made and take away, also when something goes wrong on the way. Not what has that name by then: it is
+/// somebody else's.
 #[derive(Debug)]
-struct Made(PathBuf);
+struct Made {
+    path: PathBuf,
+    /// Device and number of our file.
+    id: (u64, u64),
+}
 
 impl Drop for Made {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let is_ours = |about: fs::Metadata| (about.dev(), about.ino()) == self.id;
+        if fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -282,7 +290,8 @@ impl Opened {
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(path)
             .map_err(|e| cannot(&name, "be made", &e))?;
-        let made = Made(path.to_owned());
+        let about = file.metadata()?;
+        let made = Made { path: path.to_owned(), id: (about.dev(), about.ino()) };
         take(&file, &name)?;
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));

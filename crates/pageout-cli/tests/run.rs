@@ -220,6 +220,11 @@ fn files_without_a_name_leave_nothing_and_named_ones_go() {
     let ended = finish(&mut place.pageout(["run", "-s", "swap,size=128M", "stat", "-c", "%a %s", "swap"]));
     assert_eq!(ended.out, format!("600 {}\n", 128 << 20));
     assert!(!place.path("swap").exists());
+    // But not what somebody else gave that name meanwhile.
+    let script = "mv swap old; echo mine > swap";
+    let ended = finish(&mut place.pageout(["run", "-s", "swap,size=128M", "sh", "-c", script]));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert_eq!(fs::read(place.path("swap")).unwrap(), b"mine\n");
 }
 
 /// What mkswap writes: version, last page, number of bad pages.
