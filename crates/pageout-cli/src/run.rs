@@ -78,6 +78,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         ));
     }
     let dispositions = sys::Dispositions::change();
+    let umask = sys::let_owner_in();
     let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
@@ -96,7 +97,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .args(&options.command[1..])
         .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
         .env(ENV_RUN, server.socket_path());
-    signals.restore_in(&mut command, dispositions, open_files);
+    signals.restore_in(&mut command, dispositions, open_files, umask);
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();

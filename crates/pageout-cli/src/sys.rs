@@ -327,6 +327,16 @@ pub fn let_go_of_standard_streams() {
     }
 }
 
+/// Takes from the umask what would shut us and our processes out of what we make; what it was before.
+pub fn let_owner_in() -> u32 {
+    // SAFETY: takes integers only, cannot fail.
+    unsafe {
+        let before = libc::umask(0o077);
+        libc::umask(before & 0o077);
+        before
+    }
+}
+
 /// Takes SIGPIPE back to its default, which std changes: a reader that has seen enough ends us in silence.
 pub fn die_of_broken_pipes() {
     // SAFETY: the default action needs no handler.
@@ -428,13 +438,14 @@ impl Signals {
     }
 
     /// Makes `command` start with the signals and the limit of open files that we were started with.
-    pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64) {
+    pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64, umask: u32) {
         let before = self.before;
         // SAFETY: the closure runs between fork and exec and makes system calls only.
         unsafe {
             command.pre_exec(move || {
                 set_soft_limit(libc::RLIMIT_NOFILE, open_files);
                 dispositions.restore();
+                libc::umask(umask);
                 libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 Ok(())
             });

@@ -76,6 +76,18 @@ fn preload_is_appended_to_and_the_socket_is_private() {
     assert!(!fs::exists(lines[1]).unwrap(), "the socket goes with the run");
 }
 
+/// With the socket shut to its owner the program ran without a limit, with the directories all later runs failed.
+#[test]
+fn what_run_makes_is_open_to_its_owner_whatever_the_umask() {
+    let place = Place::new();
+    let script = "umask 0777; exec \"$0\" run sh -c 'umask; stat -c %a $PAGEOUT_RUN $(dirname $PAGEOUT_RUN)'";
+    let mut command = place.prepared("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_pageout")]).current_dir(place.path("."));
+    command.env("XDG_RUNTIME_DIR", place.path("."));
+    let ended = finish(&mut command);
+    assert_eq!((ended.status, ended.err.as_str(), ended.out.as_str()), (0, "", "0777\n700\n700\n"));
+}
+
 #[test]
 fn signals_from_processes_are_forwarded() {
     let place = Place::new();
