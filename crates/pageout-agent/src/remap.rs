@@ -18,6 +18,7 @@ use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
+use rustix::thread::{nanosleep, Timespec};
 
 const MAYMOVE: usize = raw::MREMAP_MAYMOVE as usize;
 const FIXED: usize = raw::MREMAP_FIXED as usize;
@@ -25,6 +26,8 @@ const FIXED: usize = raw::MREMAP_FIXED as usize;
 const ENDLESS: usize = 0x7fff_ffff_f000;
 /// Looks at mappings at most: each comes after another thread, or the keeper, has split one.
 const LOOKS: usize = 100;
+/// How often the way back is tried, 10 ms between: whoever it is refused for may be done by then.
+const PATIENCE: u32 = 100;
 
 /// As the system call, for what would be one mapping.
 ///
@@ -69,6 +72,12 @@ unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: us
 fn is_one(start: usize, end: usize) -> bool {
     // SAFETY: it is never done.
     unsafe { call(start, end - start, ENDLESS, 0, 0) != Err(Errno::FAULT) }
+}
+
+/// Is the mapping that begins there sealed? The kernel looks at that before all but whether it is there.
+fn is_sealed(start: usize) -> bool {
+    // SAFETY: it is never done.
+    unsafe { call(start, PAGE, ENDLESS, 0, 0) == Err(Errno::PERM) }
 }
 
 /// What is to be done, in whole pages.
@@ -118,6 +127,10 @@ impl Task {
         if is_one || (first != old && !(self.only_moves() && was_one)) {
             return None;
         }
+        if pieces.iter().any(|piece| is_sealed(piece.0)) {
+            // What is sealed in part only is several mappings to the kernel.
+            return Some(Err(if self.only_moves() { Errno::PERM } else { Errno::FAULT }));
+        }
         // SAFETY: by contract.
         unsafe {
             let grown = old + new_len;
@@ -131,19 +144,18 @@ impl Task {
             }
             let fixed = self.new.wrapping_add(first - old);
             let reserved = match self.is_fixed() {
-                true => reserve_holes(fixed, fixed + (grown - first)).map(|()| fixed),
-                false => reserve(0, grown - first, MapFlags::empty()),
+                true => reserve_holes(fixed, fixed + (grown - first)).map(|holes| (fixed, holes)),
+                false => reserve(0, grown - first, MapFlags::empty())
+                    .map(|to| (to, alloc::vec![(to, to + (grown - first))])),
             };
-            let to = match reserved {
-                Ok(to) => to,
-                Err(errno) => return Some(Err(errno)),
-            };
-            Some(self.move_to(first, to).map(|()| to - (first - old)))
+            Some(
+                reserved.and_then(|(to, holes)| self.move_to(first, to, &holes).map(|()| to - (first - old))),
+            )
         }
     }
 
-    /// Moves what is there from `first` on to where it is reserved for it.
-    unsafe fn move_to(&self, first: usize, to: usize) -> Result<(), Errno> {
+    /// Moves what is there from `first` on to where it is reserved for it: these holes, and what is mapped between them.
+    unsafe fn move_to(&self, first: usize, to: usize, holes: &[(usize, usize)]) -> Result<(), Errno> {
         let Self { old, old_end, new_len, .. } = *self;
         let grown = old + new_len;
         let place = |at: usize| to + (at - first);
@@ -156,16 +168,15 @@ impl Task {
                 last = with_last(first, kept, |last| {
                     call(last, kept - last, grown - last, MAYMOVE | FIXED, place(last))
                 })
-                .inspect_err(|_| unmap(to, place(grown)))?;
+                .inspect_err(|_| unmap_parts(holes, to, place(grown)))?;
             }
             if let Err((errno, at)) = shift(first, last, to) {
                 // As it was. Where others were given addresses that have been left, nobody can go on with what there is.
-                unmap(place(at), place(last));
+                unmap_parts(holes, place(at), place(last));
                 unmap(place(kept), place(grown));
                 for (start, end) in [(first, at), (last, kept)].into_iter().filter(|part| part.0 < part.1) {
-                    let back = reserve(start, end - start, MapFlags::FIXED_NOREPLACE);
-                    if back.is_err() || shift(place(start), place(end), start).is_err() {
-                        sys::kill_self();
+                    if let Err(errno) = bring_back(place(start), place(end), start) {
+                        refuse_to_go_on(errno);
                     }
                 }
                 return Err(errno);
@@ -248,6 +259,47 @@ unsafe fn shift(start: usize, end: usize, to: usize) -> Result<(), (Errno, usize
     }
 }
 
+/// Moves what was moved to where it was, while others may be given what it left as soon as they ask. Waits for a mapping
+/// more where the program has as many as it may: to be refused one is what brings it here.
+unsafe fn bring_back(start: usize, end: usize, to: usize) -> Result<(), Errno> {
+    let nap = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    let (mut at, mut reserved) = (start, false);
+    let mut patience = PATIENCE;
+    loop {
+        // SAFETY: as the caller promises.
+        let failed = unsafe {
+            if !reserved {
+                reserved = match reserve(to, end - start, MapFlags::FIXED_NOREPLACE) {
+                    Ok(_) => true,
+                    Err(Errno::NOMEM) => false,
+                    Err(errno) => return Err(errno),
+                };
+            }
+            match reserved {
+                true => shift(at, end, to + (at - start)),
+                false => Err((Errno::NOMEM, at)),
+            }
+        };
+        match failed {
+            Err((Errno::NOMEM, stopped)) if patience > 0 => (at, patience) = (stopped, patience - 1),
+            done => return done.map_err(|(errno, _)| errno),
+        }
+        let _ = nanosleep(&nap);
+    }
+}
+
+/// Ends the program, a part of whose memory is not where it looks for it.
+fn refuse_to_go_on(errno: Errno) -> ! {
+    let line = alloc::format!(
+        "pageout: mremap was refused by the kernel halfway, and then the way back ({errno}); process {} is killed, so that it \
+        cannot go on without a part of its memory\n",
+        keeper::program()
+    );
+    // SAFETY: 2 is open, or the write fails.
+    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line.as_bytes());
+    sys::kill_self()
+}
+
 /// Addresses without access; anywhere, or as a flag says.
 unsafe fn reserve(at: usize, len: usize, place: MapFlags) -> Result<usize, Errno> {
     let at = if at == 0 { null_mut() } else { at as *mut _ };
@@ -258,24 +310,44 @@ unsafe fn reserve(at: usize, len: usize, place: MapFlags) -> Result<usize, Errno
     there.map(|start| start as usize)
 }
 
-/// The same for what is not mapped of a range: others may read what is, until something comes in its place.
-unsafe fn reserve_holes(start: usize, end: usize) -> Result<(), Errno> {
+/// The same for what is not mapped of a range: others may read what is, until something comes in its place. Returns what
+/// it was. Nothing comes where something is sealed.
+unsafe fn reserve_holes(start: usize, end: usize) -> Result<Vec<(usize, usize)>, Errno> {
     let mut holes: Vec<(usize, usize)> = Vec::with_capacity(64);
     let mut at = start;
+    let mut sealed = false;
     each_mapping(start, end, |area| {
         holes.extend((at < area.start).then_some((at, area.start)));
+        sealed |= is_sealed(area.start);
         at = area.end;
     });
+    if sealed {
+        return Err(Errno::PERM);
+    }
     holes.extend((at < end).then_some((at, end)));
-    for (from, to) in holes {
+    for at in 0..holes.len() {
+        let (from, to) = holes[at];
         // SAFETY: as the caller promises.
         match unsafe { reserve(from, to - from, MapFlags::FIXED_NOREPLACE) } {
+            Ok(_) => {}
             // Somebody has mapped there since.
-            Ok(_) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
+            Err(Errno::EXIST) => holes[at] = (from, from),
+            Err(errno) => {
+                // SAFETY: reserved above.
+                unsafe { unmap_parts(&holes[..at], start, end) };
+                return Err(errno);
+            }
         }
     }
-    Ok(())
+    Ok(holes)
+}
+
+/// Unmaps what of these lies in a range.
+unsafe fn unmap_parts(parts: &[(usize, usize)], start: usize, end: usize) {
+    for part in parts {
+        // SAFETY: as the caller promises.
+        unsafe { unmap(part.0.max(start), part.1.min(end)) };
+    }
 }
 
 unsafe fn unmap(start: usize, end: usize) {

@@ -22,6 +22,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-pieces", "grows, moves and cuts memory that was mapped piece by piece", mremap_pieces),
     Trap::new("mremap-pieces-read", "the same onto memory that another thread reads", mremap_pieces_read),
+    Trap::new(
+        "mremap-sealed",
+        "moves such memory over what is sealed in part: nothing is moved",
+        mremap_sealed,
+    ),
     Trap::new("mremap-random", "does so at random, with several threads", mremap_random),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
     Trap::new(
@@ -848,14 +853,49 @@ fn code_that_returns() -> Option<fn(u16) -> [u8; 8]> {
     None
 }
 
-fn mseal(ctx: &Ctx) -> Outcome {
+/// Until the process ends.
+fn seal(span: Span) -> Outcome {
     const SYS_MSEAL: libc::c_long = 462;
-    let (field, mut ballast) = ctx.evicted()?;
-    let (sealed, rest) = field.halves();
-    // SAFETY: the span is ours and stays until the process ends.
-    if unsafe { libc::syscall(SYS_MSEAL, sealed.start, sealed.len, 0) } != 0 {
+    // SAFETY: the span is ours and stays.
+    if unsafe { libc::syscall(SYS_MSEAL, span.start, span.len, 0) } != 0 {
         return Err(Stop::Skip("mseal is not there (Linux 6.10)".into()));
     }
+    Ok(())
+}
+
+fn mremap_sealed(ctx: &Ctx) -> Outcome {
+    const PIECE: usize = 2 << 20;
+    const PIECES: usize = 4;
+    let mut ballast = Ballast::new(ctx.half())?;
+    // Where nobody else is given addresses.
+    let mut pieced = Pieced::new(0x2c00_0000_0000, PIECE)?;
+    for generation in 1..=PIECES as u16 {
+        let known = pieced.span.pages() - PIECE / PAGE;
+        pieced.fill(known, generation);
+        ballast.walk()?;
+        ensure!(generation == PIECES as u16 || pieced.extend(PIECE), "there was no room");
+    }
+    let len = pieced.span.len;
+    // A hole, what is there, a hole.
+    let place = Span::new(0x2d00_0000_0000, 2 * len);
+    let there = sys::map_at(place.start + PIECE, len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    there.fill(9);
+    seal(there.page(there.pages() / 2))?;
+    for new_len in [len, len + PIECE] {
+        ballast.walk()?;
+        let refused = sys::remap(pieced.span, new_len, FIXED, place.start);
+        ensure!(refused.is_err() && sys::errno() == libc::EPERM, "moved over what is sealed: {refused:?}");
+        there.check(9)?;
+        pieced.check()?;
+        ensure!(!sys::is_mapped(place.page(0)), "there is something where nothing was");
+    }
+    Ok(())
+}
+
+fn mseal(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (sealed, rest) = field.halves();
+    seal(sealed)?;
     ballast.walk()?;
     field.check(1)?;
     ensure!(sys::unmap(sealed.page(0)).is_err(), "a sealed page was unmapped");
