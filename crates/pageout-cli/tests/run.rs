@@ -435,3 +435,19 @@ fn the_embedded_agent_is_unpacked_for_the_user_alone() {
     let name = names[0].to_str().unwrap();
     assert!(name.starts_with("libpageout_agent-") && name.ends_with(".so"), "{name}");
 }
+
+#[test]
+fn a_program_without_libc_has_the_agent_too() {
+    let place = Place::new();
+    let source = place.file(
+        "bare.c",
+        br#"void _start(void) { __asm__("mov $60, %eax; mov $7, %edi; syscall"); }"#,
+        0o600,
+    );
+    let mut compiler = place.prepared("cc");
+    compiler.args(["-pie", "-nostdlib", "-o"]).arg(place.path("bare")).arg(source);
+    assert_eq!(finish(&mut compiler).status, 0);
+    let mut command = place.pageout(["run", "--strict", "-m", "64M", "./bare"]);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.status, ended.err.as_str()), (7, ""));
+}
