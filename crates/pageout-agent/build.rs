@@ -16,8 +16,8 @@ fn main() {
         .args(["-shared", "-nostdlib", "-Wl,-soname,libc.so.6", "-x", "c", "/dev/null", "-o"])
         .arg(&name)
         .status()
-        .unwrap_or_else(|error| panic!("{}: {error}", linker.display()));
-    assert!(status.success(), "{} makes no shared library", linker.display());
+        .unwrap_or_else(|error| panic!("{linker:?}: {error}"));
+    assert!(status.success(), "{linker:?} makes no shared library");
     // Nothing refers to it, so it would be left out.
     for argument in ["-Wl,--no-as-needed", &name.display().to_string(), "-Wl,--as-needed"] {
         println!("cargo::rustc-link-arg-cdylib={argument}");
