@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 /// Run programs in less memory than they need
 #[derive(Debug, Parser)]
-#[command(name = "pageout", version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = "pageout", version, max_term_width = 100)]
 pub struct Options {
     /// What to do.
     #[command(subcommand)]

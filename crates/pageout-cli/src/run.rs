@@ -21,7 +21,7 @@ use crate::device::Device;
 use crate::kernel;
 use crate::memory;
 use crate::options::RunOptions;
-use crate::program::{self, Refused, NOT_EXECUTABLE, NOT_FOUND};
+use crate::program::{self, Refused, FAILED, NOT_EXECUTABLE, NOT_FOUND};
 use crate::report::Place;
 use crate::say;
 use crate::serve::Server;
@@ -188,6 +188,10 @@ fn not_started(program: &Path, error: &std::io::Error) -> Refused {
         // It is there, so it is what runs it that is not.
         ErrorKind::NotFound => {
             Refused::new(NOT_FOUND, format!("{shown}: its interpreter was not found; check its first line"))
+        }
+        // Not by the program, but on the way to it.
+        _ if error.raw_os_error() == Some(libc::EMFILE) => {
+            Refused::new(FAILED, format!("{shown}: {}; raise the limit (ulimit -n)", sys::reason(error)))
         }
         _ => Refused::new(NOT_EXECUTABLE, format!("{shown}: {}; name a program", sys::reason(error))),
     }

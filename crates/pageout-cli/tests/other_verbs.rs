@@ -92,6 +92,7 @@ fn manual_completions_help_and_version() {
         (vec!["completions", "zsh"], "#compdef pageout"),
         (vec!["completions", "fish"], "complete -c pageout"),
         (vec!["run", "--help"], "--swapin <WHEN>"),
+        (vec!["help", "run"], "--swapin <WHEN>"),
         (vec!["--version"], "pageout "),
     ] {
         let ended = finish(&mut place.pageout(&args));
