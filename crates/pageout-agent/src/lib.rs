@@ -60,6 +60,14 @@ static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     // SAFETY: glibc calls constructors with a null-terminated environment.
     let Some(path) = (unsafe { variable(environment, pageout::wire::ENV_RUN.as_bytes()) }) else { return };
+    // Valgrind, which the kernel and `run` see as a static program, has what it preloads itself named there. It hides the
+    // vDSO that rustix reads its clocks by, and lets no other process share the memory.
+    // SAFETY: as above.
+    let preloads = unsafe { variable(environment, b"LD_PRELOAD") };
+    let is_valgrind = |list: &CStr| list.to_bytes().windows(10).any(|part| part == b"vgpreload_");
+    if preloads.is_some_and(is_valgrind) {
+        return;
+    }
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
         fork::prepare_process(path);
         wrap::prepare_process();

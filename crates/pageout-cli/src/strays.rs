@@ -83,10 +83,12 @@ impl Strays {
         let link = PathBuf::from(format!("/proc/{pid}/exe"));
         if self.strict {
             let Ok(pidfd) = PidFd::open(*pid) else { return };
+            // While there is something to be read of it.
+            let why = reason(*pid, &link);
             // The number may have gone to another process before it was held.
             if Process::of(*pid).is_some_and(|now| now.started == process.started) {
                 pidfd.kill(libc::SIGKILL);
-                say::error(format_args!("{pid} ({name}): {}; killed (--strict)", reason(*pid, &link)));
+                say::error(format_args!("{pid} ({name}): {why}; killed (--strict)"));
             }
             return;
         }

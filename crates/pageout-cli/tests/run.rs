@@ -451,3 +451,16 @@ fn a_program_without_libc_has_the_agent_too() {
     let ended = finish(command.env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.status, ended.err.as_str()), (7, ""));
 }
+
+#[test]
+fn valgrind_runs_without_the_agent() {
+    let place = Place::new();
+    if !place.prepared("valgrind").arg("--version").status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no valgrind");
+        return;
+    }
+    let script = ["sh", "-c", "echo one; (echo two); exit 7"];
+    let command = ["run", "-m", "64M", "valgrind", "-q", "--leak-check=full"];
+    let ended = finish(place.pageout(command.into_iter().chain(script)).env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.status, ended.out.as_str(), ended.err.as_str()), (7, "one\ntwo\n", ""));
+}
