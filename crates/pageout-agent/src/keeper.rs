@@ -210,14 +210,20 @@ pub fn start(path: Path) -> bool {
     LISTED.store(listed.unwrap_or(0), Ordering::Relaxed);
     PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     let mask = sys::block_signals();
+    let sent = send_messenger();
     // Who inherits cannot do without.
-    let started =
-        send_messenger() || fork::is_heir() && patiently(|| send_messenger().then_some(())).is_some();
-    if !started && !fork::is_heir() {
-        let line = alloc::format!(
-            "pageout: process {} runs without a limit: no room for its keeper; {MORE_TASKS}\n",
-            program()
-        );
+    let started = sent.is_ok() || fork::is_heir() && patiently(|| send_messenger().ok()).is_some();
+    if let (Err(errno), false) = (sent, fork::is_heir()) {
+        let process = program();
+        let line = match errno {
+            Errno::AGAIN | Errno::NOMEM => alloc::format!(
+                "pageout: process {process} runs without a limit: no room for its keeper; {MORE_TASKS}\n"
+            ),
+            errno => alloc::format!(
+                "pageout: process {process} runs without a limit: this kernel, a filter or an emulator refuses it a \
+                 keeper on the same memory ({errno})\n"
+            ),
+        };
         // SAFETY: 2 is open or the write fails.
         let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(2) }, line.as_bytes());
     }
@@ -228,18 +234,23 @@ pub fn start(path: Path) -> bool {
     started
 }
 
-/// Starts a messenger, which starts the keeper; whether it did.
-fn send_messenger() -> bool {
+/// Starts a messenger, which starts the keeper.
+///
+/// # Errors
+/// The kernel's for either of them; AGAIN where the messenger was killed.
+fn send_messenger() -> Result<(), Errno> {
+    const WCLONE: usize = 0x8000_0000;
     // SAFETY: the messenger never returns; its stack is its own.
-    let messenger = unsafe { task::start(task::Kind::Messenger, messenger, 0) };
-    let mut status = -1i32;
-    if let Ok(id) = messenger {
-        const WCLONE: usize = 0x8000_0000;
-        let to = &raw mut status as usize;
-        // SAFETY: the status is written before the call returns.
-        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, to, WCLONE, 0) };
+    let id = unsafe { task::start(task::Kind::Messenger, messenger, 0)? };
+    let mut status = Errno::AGAIN.raw_os_error() << 8;
+    let to = &raw mut status as usize;
+    // SAFETY: the status is written before the call returns.
+    let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, to, WCLONE, 0) };
+    match status {
+        0 => Ok(()),
+        status if status & 0x7f != 0 => Err(Errno::AGAIN),
+        status => Err(Errno::from_raw_os_error(status >> 8)),
     }
-    status == 0
 }
 
 /// Tries `work` until it is done, for ten seconds.
@@ -261,7 +272,7 @@ extern "C" fn messenger(_: usize) -> ! {
     sys::go_before_all();
     // SAFETY: the keeper never returns.
     let started = unsafe { task::start(task::Kind::Process, keeper, 0) };
-    sys::exit_group(started.is_err() as i32)
+    sys::exit_group(started.map_or_else(Errno::raw_os_error, |_| 0))
 }
 
 extern "C" fn keeper(_: usize) -> ! {

@@ -464,3 +464,36 @@ fn valgrind_runs_without_the_agent() {
     let ended = finish(place.pageout(command.into_iter().chain(script)).env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.status, ended.out.as_str(), ended.err.as_str()), (7, "one\ntwo\n", ""));
 }
+
+#[test]
+fn who_is_refused_a_keeper_is_told_so_and_runs() {
+    let place = Place::new();
+    let refuse = || {
+        let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        let errno = libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32;
+        let mut steps = [
+            step(load, 0, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ, libc::SYS_clone as u32, 0, 3),
+            step(load, 16, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JSET, libc::CLONE_UNTRACED as u32, 0, 1),
+            step(libc::BPF_RET, errno, 0, 0),
+            step(libc::BPF_RET, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: the filter is read during the call.
+        unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter);
+        }
+        Ok(())
+    };
+    let mut command = place.pageout(["run", "-m", "64M", "true"]);
+    // SAFETY: may be called between fork and exec.
+    unsafe { command.env_remove("PAGEOUT_AGENT").pre_exec(refuse) };
+    let ended = finish(&mut command);
+    let why =
+        "runs without a limit: this kernel, a filter or an emulator refuses it a keeper on the same memory";
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+    assert!(ended.err.contains(why), "{}", ended.err);
+}
