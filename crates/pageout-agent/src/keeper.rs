@@ -66,6 +66,8 @@ const SERVERS: usize = 4;
 const COUNT_EVERY: u64 = 300_000_000;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
+/// Or been over the limit without a break, if it never rests.
+const RESTLESS: u64 = 2 * REST;
 /// Who was found short of memory counts as short for so long (ns): others let what it lacks leave without stopping
 /// between two of its faults, which may take 2 MiB each.
 const SHORT_FOR: u64 = 20_000_000;
@@ -349,6 +351,7 @@ extern "C" fn keeper(_: usize) -> ! {
         hurried: false,
         unmanaged: 0,
         over: None,
+        over_from: 0,
         told_over: false,
     };
     life.run(kernel)
@@ -390,6 +393,8 @@ struct Life {
     unmanaged: u64,
     /// Since when (ns) it is over the limit, and how much it was then.
     over: Option<(u64, u64)>,
+    /// Since when without a break, however much.
+    over_from: u64,
     told_over: bool,
 }
 
@@ -654,8 +659,12 @@ impl Life {
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
         let now = engine.kernel.now();
+        if self.over.is_none() {
+            self.over_from = now;
+        }
         let (since, then) = *self.over.get_or_insert((now, stays));
-        let settled = stays.abs_diff(then) < limit / 64;
+        // An executable heap that is collected never is.
+        let settled = stays.abs_diff(then) < limit / 64 || now - self.over_from >= RESTLESS;
         if stays <= limit {
             self.over = None;
         } else if now - since < REST {
@@ -668,8 +677,8 @@ impl Life {
             self.link.log(
                 1,
                 format_args!(
-                    "process {}: {}M of its memory cannot go (files, shared or locked memory, stacks and the like); \
-                     it stays over its limit of {}M; give at least {}M",
+                    "process {}: {}M of its memory cannot go (files, shared, locked or executable memory, stacks and \
+                     the like); it stays over its limit of {}M; give at least {}M",
                     program(),
                     mebibytes(stays),
                     mebibytes(limit),
