@@ -329,7 +329,11 @@ extern "C" fn keeper(_: usize) -> ! {
     }
     let kernel = match Linux::open() {
         Ok(kernel) => kernel,
-        Err(error) => give_up(format_args!("process {program} cannot be limited: {error}")),
+        Err(error) => {
+            let why = alloc::format!("{error}");
+            link.tell(&Message::with_text(Kind::Unlimited, 0, why.as_bytes()), None);
+            leave(1)
+        }
     };
     let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
     else {

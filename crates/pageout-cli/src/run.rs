@@ -160,7 +160,8 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
             }
         }
         if strays.due_in().is_zero() {
-            strays.look(&server.known());
+            let known = server.known();
+            strays.look(&known, |name| server.has_told_of(name));
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Server {
     accepting: bool,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
+    /// Programs that cannot be limited, by their names, which were told of.
+    unlimited: HashSet<String>,
     /// Processes whose keeper stepped aside on purpose: number and start.
     aside: Vec<(i32, u64)>,
     mounts: Mounts,
@@ -166,6 +168,7 @@ impl Server {
             accepting: true,
             connections: Vec::new(),
             leaving: Vec::new(),
+            unlimited: HashSet::new(),
             aside: Vec::new(),
             mounts: Mounts::new(devices),
             bequests: Bequests::default(),
@@ -236,6 +239,11 @@ impl Server {
         let keepers =
             self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
         clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
+    }
+
+    /// Whether it was said why a program of this name is not limited.
+    pub fn has_told_of(&self, name: &str) -> bool {
+        self.unlimited.contains(name)
     }
 
     /// Whether a process that has not ended is served.
@@ -446,6 +454,12 @@ impl Server {
                 let who = client.as_ref().map(|client| client.pid).unwrap_or(connection.peer);
                 say::debug(format_args!("next line is from process {who}"));
                 say::say(message.a.min(u64::from(u32::MAX)) as u32, text);
+            }
+            (Some(Kind::Unlimited), Some(client)) => {
+                if self.unlimited.insert(client.name.clone()) {
+                    let why = String::from_utf8_lossy(message.text());
+                    say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
+                }
             }
             (Some(Kind::Bye), _) => connection.bye = Some(message.a),
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),

@@ -47,8 +47,8 @@ impl Strays {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Looks. The processes that are `known` are no strays.
-    pub fn look(&mut self, known: &HashSet<i32>) {
+    /// Looks. The processes that are `known` are no strays. `is_told`: it was said why programs of a name have no keeper.
+    pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) {
         let me = std::process::id() as i32;
         let all = tree::descendants(me);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
@@ -66,7 +66,7 @@ impl Strays {
             let identity = (process.pid, process.started);
             let since = self.suspects.get(&identity).copied().unwrap_or(now);
             match now - since >= PATIENCE {
-                true if !has_keeper(process) => self.treat(process),
+                true if !has_keeper(process) => self.treat(process, &is_told),
                 _ => news = true,
             }
             suspects.insert(identity, since);
@@ -78,7 +78,7 @@ impl Strays {
         self.next = Instant::now() + if news { SHORTEST } else { self.interval };
     }
 
-    fn treat(&mut self, process: &Process) {
+    fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) {
         let Process { pid, name, .. } = process;
         let link = PathBuf::from(format!("/proc/{pid}/exe"));
         if self.strict {
@@ -90,6 +90,9 @@ impl Strays {
                 pidfd.kill(libc::SIGKILL);
                 say::error(format_args!("{pid} ({name}): {why}; killed (--strict)"));
             }
+            return;
+        }
+        if is_told(name) {
             return;
         }
         let program = match fs::read_link(&link) {

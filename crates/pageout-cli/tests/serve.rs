@@ -130,6 +130,7 @@ fn role() {
         "cleared" => cleared_role(),
         "other user" => other_user_role(),
         "aside" => aside_role(),
+        "unlimited" => unlimited_role(),
         "bereaved" => bereaved_role(),
         "nest" => nest_role(),
         "halted" => halted_role(),
@@ -572,6 +573,23 @@ fn a_process_whose_keeper_stepped_aside_is_no_stray() {
     let place = Place::new();
     let ended = run(&place, "aside", &["--strict", "-m", "max", "-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
+/// Its keepers, as those of forks, find that they can do nothing.
+fn unlimited_role() {
+    for _ in 0..2 {
+        let (keeper, ..) = Keeper::served();
+        let message = Message::with_text(Kind::Unlimited, 0, b"because");
+        sys::send(keeper.socket.as_fd(), message.as_bytes(), &[]).unwrap();
+    }
+    thread::sleep(Duration::from_millis(1500));
+}
+
+#[test]
+fn who_cannot_be_limited_is_told_of_once() {
+    let ended = run(&Place::new(), "unlimited", &["-s", "mem,size=64M", "--"]);
+    assert!(ended.err.ends_with("): cannot be limited: because\n"), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
 }
 
 /// Starts a program that no library is preloaded into.

@@ -20,6 +20,7 @@
 //!   Inherit {token}                  ──►                        its child, before it goes on
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
+//!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!                                     ◄──  On {number, DeviceSettings} + [device]
 //!                                     ◄──  Off {number, serial}  nothing more goes there, what is there comes home
 //!                                     ◄──  Stay {number, serial} not off after all
@@ -97,6 +98,8 @@ pub enum Kind {
     Cancel = 18,
     /// Trunks are short: those that are empty are wanted.
     Short = 21,
+    /// `text` why the process cannot be limited: said once for each program.
+    Unlimited = 22,
 }
 
 impl Kind {
@@ -105,7 +108,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Inherit, Cancel, Switch, Switched, Short,
+            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
