@@ -188,7 +188,10 @@ pub fn listed() -> u32 {
 /// Has the keeper not ended?
 pub fn is_there() -> bool {
     let keeper = KEEPER.load(Ordering::SeqCst);
-    Pid::from_raw(keeper as i32).is_none_or(|keeper| rustix::process::test_kill_process(keeper).is_ok())
+    Pid::from_raw(keeper as i32).is_none_or(|pid| {
+        // Where it is a child, it is there until it is waited for.
+        sys::wait_for_clone(keeper, true).is_none() && rustix::process::test_kill_process(pid).is_ok()
+    })
 }
 
 /// In a fork's child: the engine was the parent's.
@@ -241,17 +244,29 @@ pub fn start(path: Path) -> bool {
 /// # Errors
 /// The kernel's for either of them; AGAIN where the messenger was killed.
 fn send_messenger() -> Result<(), Errno> {
-    const WCLONE: usize = 0x8000_0000;
+    let gets_orphans = rustix::process::getpid().is_init() || sys::is_subreaper();
+    if gets_orphans {
+        reap_earlier();
+    }
     // SAFETY: the messenger never returns; its stack is its own.
-    let id = unsafe { task::start(task::Kind::Messenger, messenger, 0)? };
-    let mut status = Errno::AGAIN.raw_os_error() << 8;
-    let to = &raw mut status as usize;
-    // SAFETY: the status is written before the call returns.
-    let _ = unsafe { sys::call(linux_raw_sys::general::__NR_wait4, id as usize, to, WCLONE, 0) };
-    match status {
+    let id = unsafe { task::start(task::Kind::Messenger, messenger, gets_orphans as usize)? };
+    match sys::wait_for_clone(id, false).unwrap_or(Errno::AGAIN.raw_os_error() << 8) {
         0 => Ok(()),
         status if status & 0x7f != 0 => Err(Errno::AGAIN),
         status => Err(Errno::from_raw_os_error(status >> 8)),
+    }
+}
+
+/// The keepers of what this process was before it became another program, where they were its children: nobody else
+/// waits for them.
+fn reap_earlier() {
+    while let Some(id) = sys::ended_clone() {
+        let mut name = [0; 16];
+        if program::read_of(id, "comm", &mut name) != Some(b"pageout\n")
+            || sys::wait_for_clone(id, true).is_none()
+        {
+            return;
+        }
     }
 }
 
@@ -268,12 +283,14 @@ fn begun() {
     let _ = futex::wake(&BEGUN, futex::Flags::PRIVATE, 1);
 }
 
-/// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program.
-extern "C" fn messenger(_: usize) -> ! {
+/// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program. Whose own orphans come to
+/// itself would wait for such a keeper, as for all its children: it has one that it does not see.
+extern "C" fn messenger(gets_orphans: usize) -> ! {
     // The keeper is born as its maker is: among busy threads a short program was over before it began.
     sys::go_before_all();
+    let kind = if gets_orphans != 0 { task::Kind::Sibling } else { task::Kind::Process };
     // SAFETY: the keeper never returns.
-    let started = unsafe { task::start(task::Kind::Process, keeper, 0) };
+    let started = unsafe { task::start(kind, keeper, 0) };
     sys::exit_group(started.map_or_else(Errno::raw_os_error, |_| 0))
 }
 

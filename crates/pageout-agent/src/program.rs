@@ -76,6 +76,11 @@ pub fn file(name: &str) -> CString {
     CString::new(alloc::format!("/proc/{}/{name}", keeper::listed())).unwrap_or_default()
 }
 
+/// What /proc says of a process that it names as the calling one does.
+pub fn read_of<'a>(id: u32, name: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    read(&CString::new(alloc::format!("/proc/{id}/{name}")).ok()?, into)
+}
+
 fn read<'a>(path: &CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let len = rustix::io::read(&file, &mut *into).ok()?;

@@ -55,6 +55,37 @@ pub fn exit_group(status: i32) -> ! {
     }
 }
 
+/// Do the calling process's descendants become its children when their parents end?
+pub fn is_subreaper() -> bool {
+    const PR_GET_CHILD_SUBREAPER: usize = 37;
+    let mut is = 0i32;
+    let to = &raw mut is as usize;
+    // SAFETY: the word is written before the call returns.
+    let asked = unsafe { call(raw::__NR_prctl, PR_GET_CHILD_SUBREAPER, to, 0, 0) };
+    asked.is_ok() && is != 0
+}
+
+/// Waits for a child that tells nobody of its end, or only looks whether it has ended; its status if it has.
+pub fn wait_for_clone(id: u32, only_look: bool) -> Option<i32> {
+    let mut status = 0i32;
+    let to = &raw mut status as usize;
+    let options = raw::__WCLONE | if only_look { raw::WNOHANG } else { 0 };
+    // SAFETY: the status is written before the call returns.
+    let waited = unsafe { call(raw::__NR_wait4, id as usize, to, options as usize, 0) };
+    (waited == Ok(id as usize)).then_some(status)
+}
+
+/// Such a child that has ended, if there is one. It can still be waited for.
+pub fn ended_clone() -> Option<u32> {
+    let mut about = [0u32; 32];
+    let to = about.as_mut_ptr() as usize;
+    let options = raw::__WCLONE | raw::WEXITED | raw::WNOHANG | raw::WNOWAIT;
+    // SAFETY: there is room for a `siginfo_t`.
+    unsafe { call6(raw::__NR_waitid, [raw::P_ALL as usize, 0, to, options as usize, 0, 0]) }.ok()?;
+    // Behind three numbers, aligned for pointers. 0: none.
+    Some(about[4]).filter(|id| *id != 0)
+}
+
 /// Do two processes share their memory? `None`: not to be told (permissions).
 pub fn same_memory(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: usize = 1;

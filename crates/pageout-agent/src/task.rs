@@ -15,10 +15,13 @@ const TLS: usize = 8192;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Another process on the same memory; the caller waits until it has exited. Of no use but to make a
-    /// [`Kind::Process`] whose parent is gone.
+    /// [`Kind::Process`] whose parent is gone, or a [`Kind::Sibling`].
     Messenger,
     /// Another process on the same memory, with copies of descriptors, handlers and everything else.
     Process,
+    /// The same as a child of its maker's parent, seen by none but `wait` with `__WCLONE` or `__WALL` if its maker is a
+    /// [`Kind::Messenger`].
+    Sibling,
     /// A thread of the calling process.
     Thread,
 }
@@ -38,6 +41,7 @@ pub unsafe fn start(kind: Kind, main: extern "C" fn(usize) -> !, argument: usize
     let flags = match kind {
         Kind::Messenger => raw::CLONE_VM | raw::CLONE_VFORK | raw::CLONE_SETTLS | raw::CLONE_UNTRACED,
         Kind::Process => raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_UNTRACED,
+        Kind::Sibling => raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_UNTRACED | raw::CLONE_PARENT,
         Kind::Thread => {
             raw::CLONE_VM
                 | raw::CLONE_FS

@@ -35,6 +35,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
         .may_log(),
     Trap::new("no-children", "waits for children that it does not have", no_children),
+    Trap::new("no-children-init", "the same as the first process of a PID namespace", no_children_init)
+        .need_not_swap()
+        .may_log(),
+    Trap::new("no-children-reaper", "the same as one that orphans come to, often another program", reaper)
+        .need_not_swap()
+        .may_log(),
 ];
 
 /// The file of this program.
@@ -365,4 +371,61 @@ fn no_children(ctx: &Ctx) -> Outcome {
     }
     ballast.walk()?;
     field.check(1)
+}
+
+/// Whoever waits for all children, its own and orphans, until there are none.
+fn wait_for_all() -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    loop {
+        let mut status = 0;
+        // SAFETY: the integer takes the status.
+        match unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) } {
+            -1 => break,
+            0 => {
+                ensure!(Instant::now() < deadline, "there is a child that does not end");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            _ => ensure!(status == 0, "a child ended with {status:#x}"),
+        }
+    }
+    ensure!(sys::errno() == libc::ECHILD, "waitpid: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+fn no_children_init(ctx: &Ctx) -> Outcome {
+    // SAFETY: this program has one thread here.
+    let enters = |what| unsafe { libc::unshare(what) } == 0;
+    if !enters(libc::CLONE_NEWPID) && !enters(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) {
+        return Err(Stop::Skip(format!("unshare(CLONE_NEWPID): {}", std::io::Error::last_os_error())));
+    }
+    let init = sys::fork(|| {
+        wait_for_all()?;
+        let child = sys::fork(|| {
+            sys::fork(|| Ok(()))?;
+            Ok(())
+        });
+        child.map(drop)?;
+        let (field, _ballast) = ctx.evicted()?;
+        field.check(1)?;
+        wait_for_all()
+    })?;
+    sys::wait_for(init, 0)
+}
+
+fn reaper(ctx: &Ctx) -> Outcome {
+    const TIMES: usize = 5;
+    let stage = ctx.args.first().map_or(0, |stage| stage.len());
+    // SAFETY: numbers only.
+    sys::ret("prctl", unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })?;
+    sys::fork(|| Ok(()))?;
+    wait_for_all()?;
+    if stage < TIMES {
+        let mut words = arguments(ctx, "no-children-reaper", ctx.size)?;
+        words.push(CString::new("x".repeat(stage + 1)).unwrap_or_default());
+        return Err(become_trap(&words));
+    }
+    let me = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children"))?;
+    ensure!(children.split_whitespace().count() <= 3, "of programs that were before, these stay: {children}");
+    Ok(())
 }
