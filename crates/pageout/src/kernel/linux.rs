@@ -630,11 +630,16 @@ mod tests {
         assert_eq!(pages_of(b"", 5), 0);
     }
 
+    /// Memory that no child shares: another test of this process forks, and what is shared cannot move.
     fn reserve(len: usize) -> usize {
         let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
         let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
         // SAFETY: a fresh mapping.
-        unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, flags).unwrap() as usize }
+        unsafe {
+            let start = rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, flags).unwrap();
+            madvise(start, len, Advice::LinuxDontFork).unwrap();
+            start as usize
+        }
     }
 
     #[test]
