@@ -105,8 +105,7 @@ pub fn child_inherits() {
             _ => {
                 let line = b"pageout: the child of a fork got no engine of its own; killed, so that it cannot go on \
                     with zeros\n";
-                // SAFETY: 2 is open, or the write fails.
-                let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
+                sys::complain(line);
                 sys::kill_self()
             }
         }

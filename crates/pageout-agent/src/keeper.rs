@@ -29,7 +29,7 @@ use pageout::swap::Place;
 use pageout::sync::{Bell, Lock, LockClass};
 use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::futex;
@@ -229,8 +229,7 @@ pub fn start(path: Path) -> bool {
                  keeper on the same memory ({errno})\n"
             ),
         };
-        // SAFETY: 2 is open or the write fails.
-        let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(2) }, line.as_bytes());
+        sys::complain(line.as_bytes());
     }
     while started && BEGUN.load(Ordering::SeqCst) == 0 && is_there() {
         sys::wait_a_tenth(&BEGUN, 0, futex::Flags::PRIVATE);
@@ -250,10 +249,10 @@ fn send_messenger() -> Result<(), Errno> {
     }
     // SAFETY: the messenger never returns; its stack is its own.
     let id = unsafe { task::start(task::Kind::Messenger, messenger, gets_orphans as usize)? };
-    match sys::wait_for_clone(id, false).unwrap_or(Errno::AGAIN.raw_os_error() << 8) {
-        0 => Ok(()),
-        status if status & 0x7f != 0 => Err(Errno::AGAIN),
-        status => Err(Errno::from_raw_os_error(status >> 8)),
+    match sys::wait_for_clone(id, false) {
+        Some(0) => Ok(()),
+        Some(status) if status & 0x7f == 0 => Err(Errno::from_raw_os_error(status >> 8)),
+        _ => Err(Errno::AGAIN),
     }
 }
 
@@ -324,9 +323,7 @@ extern "C" fn keeper(_: usize) -> ! {
             let line = alloc::format!(
                 "pageout: process {program} runs without a limit: its run does not answer ({errno})\n"
             );
-            // SAFETY: 2 is open or the write fails.
-            let stderr = unsafe { BorrowedFd::borrow_raw(2) };
-            let _ = rustix::io::write(stderr, line.as_bytes());
+            sys::complain(line.as_bytes());
             leave(0)
         }
     };
@@ -372,7 +369,6 @@ extern "C" fn keeper(_: usize) -> ! {
         hurried: false,
         unmanaged: 0,
         over: None,
-        over_from: 0,
         told_over: false,
     };
     life.run(kernel)
@@ -412,10 +408,8 @@ struct Life {
     hurried: bool,
     /// What could not go at the last count, in bytes.
     unmanaged: u64,
-    /// Since when (ns) it is over the limit, and how much it was then.
-    over: Option<(u64, u64)>,
-    /// Since when without a break, however much.
-    over_from: u64,
+    /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
+    over: Option<(u64, u64, u64)>,
     told_over: bool,
 }
 
@@ -680,18 +674,15 @@ impl Life {
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
         let now = engine.kernel.now();
-        if self.over.is_none() {
-            self.over_from = now;
-        }
-        let (since, then) = *self.over.get_or_insert((now, stays));
+        let (from, since, then) = *self.over.get_or_insert((now, now, stays));
         // An executable heap that is collected never is.
-        let settled = stays.abs_diff(then) < limit / 64 || now - self.over_from >= RESTLESS;
+        let settled = stays.abs_diff(then) < limit / 64 || now - from >= RESTLESS;
         if stays <= limit {
             self.over = None;
         } else if now - since < REST {
             // Told when it has come to rest: the figure is to be of use, and what is found late can go after all.
         } else if !settled {
-            self.over = Some((now, stays));
+            self.over = Some((from, now, stays));
         } else if !self.told_over {
             self.told_over = true;
             let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);

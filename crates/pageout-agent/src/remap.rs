@@ -295,8 +295,7 @@ fn refuse_to_go_on(errno: Errno) -> ! {
         cannot go on without a part of its memory\n",
         keeper::program()
     );
-    // SAFETY: 2 is open, or the write fails.
-    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line.as_bytes());
+    sys::complain(line.as_bytes());
     sys::kill_self()
 }
 

@@ -55,6 +55,12 @@ pub fn exit_group(status: i32) -> ! {
     }
 }
 
+/// Writes a line to standard error, for what run cannot be asked to say. Fit for a child that has no engine.
+pub fn complain(line: &[u8]) {
+    // SAFETY: 2 is open, or the write fails.
+    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
+}
+
 /// Do the calling process's descendants become its children when their parents end?
 pub fn is_subreaper() -> bool {
     const PR_GET_CHILD_SUBREAPER: usize = 37;

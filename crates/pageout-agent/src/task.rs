@@ -38,10 +38,11 @@ pub unsafe fn start(kind: Kind, main: extern "C" fn(usize) -> !, argument: usize
     let tls = base + STACK + TLS / 2;
     // SAFETY: inside the mapping; the thread pointer's first word points to itself.
     unsafe { (tls as *mut usize).write(tls) };
+    let process = raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_UNTRACED;
     let flags = match kind {
-        Kind::Messenger => raw::CLONE_VM | raw::CLONE_VFORK | raw::CLONE_SETTLS | raw::CLONE_UNTRACED,
-        Kind::Process => raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_UNTRACED,
-        Kind::Sibling => raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_UNTRACED | raw::CLONE_PARENT,
+        Kind::Messenger => process | raw::CLONE_VFORK,
+        Kind::Process => process,
+        Kind::Sibling => process | raw::CLONE_PARENT,
         Kind::Thread => {
             raw::CLONE_VM
                 | raw::CLONE_FS

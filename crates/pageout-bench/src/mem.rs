@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use anyhow::Result;
 use pageout::{Delivery, Region, Swap};
 
+use crate::pattern::WORDS;
 use crate::units::{Bytes, HUGE};
 
 /// What the mapping asks of transparent huge pages.
@@ -97,7 +98,7 @@ impl Map {
 
     /// How many of its pages of 4 KiB are in memory.
     pub fn resident_pages(&self) -> io::Result<usize> {
-        let mut there = vec![0u8; (self.words * 8).div_ceil(4096)];
+        let mut there = vec![0u8; self.words / WORDS];
         // SAFETY: the range is mapped, and there is a byte for each of its pages.
         if unsafe { libc::mincore(self.start.as_ptr().cast(), self.words * 8, there.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());

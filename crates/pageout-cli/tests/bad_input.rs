@@ -44,8 +44,7 @@ fn command_lines() {
 #[test]
 fn no_room_for_descriptors() {
     let place = Place::new();
-    let script = format!("ulimit -n 8; exec {} run /bin/true", env!("CARGO_BIN_EXE_pageout"));
-    let ended = finish(place.prepared("sh").args(["-c", &script]).current_dir(place.path(".")));
+    let ended = finish(&mut place.pageout_after("ulimit -n 8", &["run", "/bin/true"]));
     let line = "pageout: /bin/true: too many open files; raise the limit (ulimit -n)\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
 }

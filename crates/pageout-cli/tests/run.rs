@@ -80,9 +80,8 @@ fn preload_is_appended_to_and_the_socket_is_private() {
 #[test]
 fn what_run_makes_is_open_to_its_owner_whatever_the_umask() {
     let place = Place::new();
-    let script = "umask 0777; exec \"$0\" run sh -c 'umask; stat -c %a $PAGEOUT_RUN $(dirname $PAGEOUT_RUN)'";
-    let mut command = place.prepared("sh");
-    command.args(["-c", script, env!("CARGO_BIN_EXE_pageout")]).current_dir(place.path("."));
+    let script = "umask; stat -c %a $PAGEOUT_RUN $(dirname $PAGEOUT_RUN)";
+    let mut command = place.pageout_after("umask 0777", &["run", "sh", "-c", script]);
     command.env("XDG_RUNTIME_DIR", place.path("."));
     let ended = finish(&mut command);
     assert_eq!((ended.status, ended.err.as_str(), ended.out.as_str()), (0, "", "0777\n700\n700\n"));
@@ -178,8 +177,7 @@ fn a_terminal_that_goes_away_is_told_of() {
 #[test]
 fn a_file_beyond_the_limit_of_file_sizes_is_refused() {
     let place = Place::new();
-    let script = format!("ulimit -f 1000; exec {} run -s new,size=64M true", env!("CARGO_BIN_EXE_pageout"));
-    let ended = finish(place.prepared("sh").args(["-c", &script]).current_dir(place.path(".")));
+    let ended = finish(&mut place.pageout_after("ulimit -f 1000", &["run", "-s", "new,size=64M", "true"]));
     let line = "pageout: new: cannot grow to 64M: file too large; give a smaller one with ,size=\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
     assert!(!place.path("new").exists());

@@ -53,6 +53,14 @@ impl Place {
         command
     }
 
+    /// The same by a shell, after something that lasts: `ulimit`, `umask`.
+    pub fn pageout_after(&self, step: &str, args: &[&str]) -> Command {
+        let mut command = self.prepared("sh");
+        let script = format!("{step}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_pageout")]).args(args).current_dir(&self.0);
+        command
+    }
+
     /// Another program, in the same place and environment.
     pub fn prepared(&self, program: &str) -> Command {
         let mut command = Command::new(program);

@@ -7,7 +7,7 @@ use super::memory::MemoryDevice;
 use super::{Bytes, Error};
 use crate::device::header::{Header, HeaderError};
 use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
-use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_CLUSTERS, TRUNK_SLOTS};
+use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
 use core::ops::Range;
@@ -124,9 +124,8 @@ impl Spec {
             priority: self.priority.unwrap_or(-2 - index as i32),
             rotational: self.rotational,
             discard: self.discard,
-            slots: 0,
             first,
-            trunk_clusters: TRUNK_CLUSTERS,
+            ..DeviceConfig::new(0)
         };
         Ok(Opened { config, device, trunks: (size / TRUNK_BYTES) as u32 })
     }
