@@ -469,6 +469,9 @@ impl Life {
             if let Some(keeper) = active() {
                 fork::end();
                 self.tell_of_forks(keeper);
+                if let Some(guest) = program::guest() {
+                    return self.stay_for(guest);
+                }
             }
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
@@ -477,6 +480,14 @@ impl Life {
         while let Some(said) = self.link.heard() {
             self.devices.listen(said, self.link, active());
         }
+    }
+
+    /// The program has gone, and somebody else has its memory.
+    fn stay_for(&mut self, guest: program::Guest) {
+        PROGRAM.store(guest.id, Ordering::Relaxed);
+        LISTED.store(guest.listed, Ordering::Relaxed);
+        self.watch = guest.watch;
+        self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
     }
 
     /// Starts the engine and adopts what there is.

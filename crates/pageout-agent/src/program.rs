@@ -5,10 +5,12 @@
 use crate::{keeper, sys};
 use alloc::ffi::CString;
 use core::ffi::CStr;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use pageout::space::PAGE;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fs::{lstat, open, Mode, OFlags};
+use rustix::fd::OwnedFd;
+use rustix::fs::{lstat, open, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 
@@ -25,9 +27,50 @@ pub fn mark(start: usize, len: usize) {
 pub fn has_left() -> bool {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     // Seccomp filters of containers refuse to say it in one call.
+    let has_mark = || has_mark(keeper::listed());
     let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code);
     // Its first thread, which is asked, has no memory when it has ended while others go on. Looked at after the other.
     here == Some(false) && first_thread_lives()
+}
+
+/// A process other than the program that has its memory.
+pub struct Guest {
+    pub id: u32,
+    /// What /proc calls it.
+    pub listed: u32,
+    pub watch: OwnedFd,
+}
+
+/// One that goes on when the program has gone: between `vfork` and its `exec`, or by `clone(CLONE_VM)`.
+pub fn guest() -> Option<Guest> {
+    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let all = open(c"/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut buffer = [const { MaybeUninit::uninit() }; 8192];
+    let mut all = RawDir::new(all, &mut buffer);
+    while let Some(entry) = all.next() {
+        let Some(listed) = entry.ok()?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let Some(id) = number_of(listed).filter(|id| *id != me) else { continue };
+        if sys::same_memory(id, me).or_else(|| has_mark(listed)) == Some(true) {
+            let watch = Pid::from_raw(id as i32).and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
+            if let Some(watch) = watch {
+                return Some(Guest { id, listed, watch });
+            }
+        }
+    }
+    None
+}
+
+/// What we call the process that /proc calls so, which may list those of another namespace.
+fn number_of(listed: u32) -> Option<u32> {
+    if keeper::listed() == keeper::program() {
+        return Some(listed);
+    }
+    let mut status = [0; 4096];
+    let status = read_of(listed, "status", &mut status)?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    core::str::from_utf8(line).ok()?.split_whitespace().last()?.parse().ok()
 }
 
 /// Has it ended, or become another?
@@ -42,9 +85,9 @@ pub fn is_gone() -> bool {
 }
 
 /// `None`: another user's, which is not to be looked at.
-fn has_mark() -> Option<bool> {
+fn has_mark(listed: u32) -> Option<bool> {
     let [start, end] = [0, 1].map(|end| MARK[end].load(Ordering::Relaxed));
-    match lstat(file(&alloc::format!("map_files/{start:x}-{end:x}")).as_c_str()) {
+    match lstat(file_of(listed, &alloc::format!("map_files/{start:x}-{end:x}")).as_c_str()) {
         Ok(_) => Some(true),
         Err(Errno::NOENT) => Some(false),
         Err(_) => None,
@@ -73,12 +116,16 @@ fn first_thread_lives() -> bool {
 
 /// The path of what /proc has on the program.
 pub fn file(name: &str) -> CString {
-    CString::new(alloc::format!("/proc/{}/{name}", keeper::listed())).unwrap_or_default()
+    file_of(keeper::listed(), name)
+}
+
+fn file_of(listed: u32, name: &str) -> CString {
+    CString::new(alloc::format!("/proc/{listed}/{name}")).unwrap_or_default()
 }
 
 /// What /proc says of a process that it names as the calling one does.
 pub fn read_of<'a>(id: u32, name: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
-    read(&CString::new(alloc::format!("/proc/{id}/{name}")).ok()?, into)
+    read(&file_of(id, name), into)
 }
 
 fn read<'a>(path: &CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {

@@ -126,6 +126,11 @@ impl Client {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
     }
 
+    /// The memory is that of the process that its keeper, `peer`, calls so.
+    fn is_now(&mut self, said: u64, peer: i32) {
+        (self.pid, self.name, self.pidfd) = identify(said, peer);
+    }
+
     /// Says once why it may get SIGBUS.
     fn tell_of_loss(&mut self) {
         let lost = self.stats.stats().poisoned.load(Relaxed) > 0;
@@ -461,6 +466,7 @@ impl Server {
                     say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
                 }
             }
+            (Some(Kind::Guest), Some(client)) => client.is_now(message.a, connection.peer),
             (Some(Kind::Bye), _) => connection.bye = Some(message.a),
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
@@ -611,14 +617,19 @@ fn kill(client: &Client) {
     }
 }
 
+/// The process that `peer` calls so: number, name, and a hold on it.
+fn identify(said: u64, peer: i32) -> (i32, String, Option<PidFd>) {
+    let said = i32::try_from(said).unwrap_or(0);
+    // One whose number cannot be found out is watched by the one that speaks for it.
+    let pid = tree::translate(said, peer).unwrap_or(peer);
+    let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
+    (pid, name, PidFd::open(pid).ok())
+}
+
 /// What is kept of a process that says hello, and the file of its counters.
 fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std::fs::File)> {
-    let said = i32::try_from(hello.a).unwrap_or(0);
-    // A process whose number cannot be found out is watched by the one that speaks for it.
-    let pid = tree::translate(said, peer).unwrap_or(peer);
+    let (pid, name, pidfd) = identify(hello.a, peer);
     let (file, stats) = new_stats()?;
-    let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
-    let pidfd = PidFd::open(pid).ok();
     let seat = seats.take();
     let (lent, inherited) = (Vec::new(), Vec::new());
     let client = Client {

@@ -21,6 +21,7 @@
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
+//!   Guest {pid}                       ──►                        the process ended, and another has its memory
 //!                                     ◄──  On {number, DeviceSettings} + [device]
 //!                                     ◄──  Off {number, serial}  nothing more goes there, what is there comes home
 //!                                     ◄──  Stay {number, serial} not off after all
@@ -100,6 +101,8 @@ pub enum Kind {
     Short = 21,
     /// `text` why the process cannot be limited: said once for each program.
     Unlimited = 22,
+    /// `a` another process that has the memory, which its keeper keeps for that from now on.
+    Guest = 23,
 }
 
 impl Kind {
@@ -108,7 +111,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited,
+            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)

@@ -28,6 +28,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-exec", "a child that reads, then becomes another program", fork_exec).may_log(),
     Trap::new("vfork", "a vfork child touches evicted memory, closes all and exits", vfork).may_log(),
     Trap::new("clone-vm", "a process that shares the memory and nothing else", clone_vm).may_log(),
+    Trap::new("guest-alone", "the same, whose maker ends, is killed or becomes another program", guest_alone)
+        .may_log(),
     Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
     Trap::new("system", "system and popen", system).may_log(),
     Trap::new("exec", "becomes another program", exec).may_log(),
@@ -262,6 +264,75 @@ fn vfork(ctx: &Ctx) -> Outcome {
 
 fn clone_vm(ctx: &Ctx) -> Outcome {
     invite(ctx, 0)
+}
+
+/// What a process gets that shares our memory, and the pipes that end when we do, and by which it tells what it found.
+struct LoneGuest {
+    field: Span,
+    ends: [c_int; 2],
+    tell: c_int,
+}
+
+extern "C" fn lone_guest(argument: *mut c_void) -> c_int {
+    // SAFETY: `guest_alone` passed it, and never frees it.
+    let guest = unsafe { &*(argument as *const LoneGuest) };
+    // SAFETY: descriptors of this process alone, and a byte that takes what does not come.
+    unsafe {
+        libc::close(guest.ends[1]);
+        libc::read(guest.ends[0], [0u8].as_mut_ptr().cast(), 1);
+    }
+    // Until whoever looks after the memory may have noticed.
+    std::thread::sleep(Duration::from_millis(300));
+    let found = guest.field.check(1).and_then(|()| sys::write_all(guest.tell, b"k"));
+    sys::leave(found)
+}
+
+/// How a process goes that has a guest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    Ends,
+    IsKilled,
+    Executes,
+}
+
+fn guest_alone(ctx: &Ctx) -> Outcome {
+    for goes in [Goes::Ends, Goes::IsKilled, Goes::Executes] {
+        let (said, tell) = sys::pipe()?;
+        let maker = sys::fork(|| {
+            let (field, _ballast) = ctx.evicted()?;
+            let stack = sys::map(256 << 10)?;
+            let (end, other_end) = sys::pipe()?;
+            let ends = [end.as_raw_fd(), other_end.as_raw_fd()];
+            let guest = Box::leak(Box::new(LoneGuest { field, ends, tell: tell.as_raw_fd() }));
+            let waits = if goes == Goes::IsKilled { libc::CLONE_VFORK } else { 0 };
+            if goes == Goes::IsKilled {
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_millis(100));
+                    // SAFETY: ends this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }
+                });
+            }
+            // SAFETY: the stack is the child's alone; what is shared outlives it.
+            let child = unsafe {
+                let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | waits | libc::SIGCHLD);
+                libc::clone(lone_guest, top, flags, (&raw mut *guest).cast())
+            };
+            sys::ret("clone", child)?;
+            if goes == Goes::Executes {
+                let words = [c"sleep".as_ptr(), c"1".as_ptr(), std::ptr::null()];
+                // SAFETY: C strings, and null at the end.
+                sys::ret("exec", unsafe { libc::execvp(words[0], words.as_ptr()) })?;
+            }
+            Ok(())
+        })?;
+        let status = sys::wait_status(maker)?;
+        let wanted = if goes == Goes::IsKilled { libc::SIGKILL } else { 0 };
+        ensure!(status == wanted, "its maker ended with wait status {status:#x}");
+        drop(tell);
+        let mut word = [0u8];
+        sys::read_span(said.as_raw_fd(), Span::new(word.as_mut_ptr() as usize, 1))?;
+    }
+    Ok(())
 }
 
 fn spawn(ctx: &Ctx) -> Outcome {
