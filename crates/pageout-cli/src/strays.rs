@@ -54,9 +54,10 @@ impl Strays {
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
         let alone = alone.filter(|process| !is_of_another_run(process, &all));
-        // Or is one. Keepers are our children, or those of whoever gets our part of the tree's orphans.
+        // Or is one, or shares the memory of one that has. Keepers are our children, or those of whoever gets our part of
+        // the tree's orphans.
         let has_keeper = |process: &Process| {
-            let others = all.iter().filter(|other| other.pid != process.pid && !known.contains(&other.pid));
+            let others = all.iter().filter(|other| other.pid != process.pid);
             let may_keep = |process: &Process| process.parent == me || process.name == "pageout";
             let mut pairs = others.filter(|other| may_keep(other) || may_keep(process));
             pairs.any(|other| sys::same_memory(other.pid, process.pid))

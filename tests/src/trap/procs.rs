@@ -28,6 +28,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-exec", "a child that reads, then becomes another program", fork_exec).may_log(),
     Trap::new("vfork", "a vfork child touches evicted memory, closes all and exits", vfork).may_log(),
     Trap::new("clone-vm", "a process that shares the memory and nothing else", clone_vm).may_log(),
+    Trap::new(
+        "guest-stays",
+        "the same, for longer than who runs without an agent is overlooked",
+        guest_stays,
+    ),
     Trap::new("guest-alone", "the same, whose maker ends, is killed or becomes another program", guest_alone)
         .may_log(),
     Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
@@ -264,6 +269,20 @@ fn vfork(ctx: &Ctx) -> Outcome {
 
 fn clone_vm(ctx: &Ctx) -> Outcome {
     invite(ctx, 0)
+}
+
+fn guest_stays(ctx: &Ctx) -> Outcome {
+    extern "C" fn rest(_: *mut c_void) -> c_int {
+        std::thread::sleep(Duration::from_secs(3));
+        0
+    }
+    let (field, _ballast) = ctx.evicted()?;
+    let stack = sys::map(256 << 10)?;
+    let top = stack.end() as *mut c_void;
+    // SAFETY: the stack is the child's alone.
+    let child = unsafe { libc::clone(rest, top, libc::CLONE_VM | libc::SIGCHLD, std::ptr::null_mut()) };
+    sys::wait_for(sys::ret("clone", child)?, 0)?;
+    field.check(1)
 }
 
 /// What a process gets that shares our memory, and the pipes that end when we do, and by which it tells what it found.
