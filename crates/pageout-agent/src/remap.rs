@@ -10,14 +10,14 @@
 //! which refuses: holes, memory that is not alike where it is to grow, MREMAP_DONTUNMAP, and all of it without /proc.
 
 use crate::maps::Maps;
-use crate::{fork, keeper, sys};
+use crate::{fork, keeper, memory, sys};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use rustix::io::Errno;
-use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
+use rustix::mm::{mmap_anonymous, mprotect, munmap, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{nanosleep, Timespec};
 
 const MAYMOVE: usize = raw::MREMAP_MAYMOVE as usize;
@@ -142,6 +142,10 @@ impl Task {
                     Err(errno) => return Some(Err(errno)),
                 }
             }
+            let aside = match Aside::new() {
+                Ok(aside) => aside,
+                Err(errno) => return Some(Err(errno)),
+            };
             let fixed = self.new.wrapping_add(first - old);
             let reserved = match self.is_fixed() {
                 true => reserve_holes(fixed, fixed + (grown - first)).map(|holes| (fixed, holes)),
@@ -149,13 +153,22 @@ impl Task {
                     .map(|to| (to, alloc::vec![(to, to + (grown - first))])),
             };
             Some(
-                reserved.and_then(|(to, holes)| self.move_to(first, to, &holes).map(|()| to - (first - old))),
+                reserved.and_then(|(to, holes)| {
+                    self.move_to(first, to, &holes, aside).map(|()| to - (first - old))
+                }),
             )
         }
     }
 
-    /// Moves what is there from `first` on to where it is reserved for it: these holes, and what is mapped between them.
-    unsafe fn move_to(&self, first: usize, to: usize, holes: &[(usize, usize)]) -> Result<(), Errno> {
+    /// Moves what is there from `first` on to where it is reserved for it: these holes, and what is mapped between them. The
+    /// way back may take what is set `aside`.
+    unsafe fn move_to(
+        &self,
+        first: usize,
+        to: usize,
+        holes: &[(usize, usize)],
+        aside: Aside,
+    ) -> Result<(), Errno> {
         let Self { old, old_end, new_len, .. } = *self;
         let grown = old + new_len;
         let place = |at: usize| to + (at - first);
@@ -174,6 +187,7 @@ impl Task {
                 // As it was. Where others were given addresses that have been left, nobody can go on with what there is.
                 unmap_parts(holes, place(at), place(last));
                 unmap(place(kept), place(grown));
+                drop(aside);
                 for (start, end) in [(first, at), (last, kept)].into_iter().filter(|part| part.0 < part.1) {
                     if let Err(errno) = bring_back(place(start), place(end), start) {
                         refuse_to_go_on(errno);
@@ -184,6 +198,30 @@ impl Task {
             unmap(kept, old_end);
         }
         Ok(())
+    }
+}
+
+/// As many mappings as the way back may take, set aside before the first is moved: whoever has as many as he may is refused
+/// then, and not halfway.
+struct Aside(usize);
+
+impl Aside {
+    const LEN: usize = 16 * PAGE;
+
+    fn new() -> Result<Self, Errno> {
+        // Where the program has nothing: what is moved may go to any other place.
+        let aside = Self(memory::map(Self::LEN, PAGE)?);
+        for page in (aside.0..aside.0 + Self::LEN).step_by(2 * PAGE) {
+            // SAFETY: ours, and nobody knows of it. Neighbours that differ are mappings of their own.
+            unsafe { mprotect(page as *mut _, PAGE, MprotectFlags::READ)? };
+        }
+        Ok(aside)
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        memory::unmap(self.0, Self::LEN);
     }
 }
 

@@ -280,14 +280,22 @@ fn mappings(ctx: &Ctx) -> Outcome {
     areas().skip(1).step_by(2).try_for_each(|area| area.check(1))
 }
 
-fn mappings_all(ctx: &Ctx) -> Outcome {
-    let (field, mut ballast) = ctx.evicted()?;
-    let full = AtomicBool::new(false);
+/// Makes as many mappings as there may be: in these addresses, each second page of the first so many.
+pub fn use_up_mappings() -> Result<(Span, usize), Stop> {
     // More than that is a machine without a bound worth the name.
     const MOST: usize = 1 << 18;
     let bound = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     let most = bound.trim().parse().map_or(MOST, |most: usize| most.min(MOST));
     let reserve = sys::map_at(0, 2 * most * PAGE, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    // SAFETY: ours, and nothing is there.
+    let opens = |page: &Span| unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } == 0;
+    let count = reserve.pieces(2 * PAGE).take_while(opens).count();
+    Ok((reserve, count))
+}
+
+fn mappings_all(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let full = AtomicBool::new(false);
     let halves = [field.halves().0, field.halves().1];
     std::thread::scope(|scope| {
         let readers = halves.map(|half| {
@@ -302,18 +310,13 @@ fn mappings_all(ctx: &Ctx) -> Outcome {
             })
         });
         // By this thread: the stack of one that ends makes room for mappings again.
-        for page in reserve.pieces(2 * PAGE) {
-            // SAFETY: ours, and nothing is there.
-            if unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } != 0 {
-                break;
-            }
-        }
+        let used_up = use_up_mappings();
         full.store(true, Ordering::Release);
         readers
             .into_iter()
-            .try_for_each(|reader| reader.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
+            .try_for_each(|reader| reader.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)?;
+        sys::unmap(used_up?.0)
     })?;
-    sys::unmap(reserve)?;
     ballast.walk()?;
     field.check(1)
 }

@@ -27,6 +27,11 @@ pub const TRAPS: &[Trap] = &[
         "moves such memory over what is sealed in part: nothing is moved",
         mremap_sealed,
     ),
+    Trap::new(
+        "mremap-mappings-all",
+        "moves such memory while there are as many mappings as there may be, and nearly",
+        mremap_mappings_all,
+    ),
     Trap::new("mremap-random", "does so at random, with several threads", mremap_random),
     Trap::new("mremap-race", "moves memory back and forth while others evict", mremap_race),
     Trap::new(
@@ -357,6 +362,32 @@ fn mremap_pieces_read(ctx: &Ctx) -> Outcome {
         reader.join().expect("the thread does not panic").and(done)
     })?;
     place.check_as(ORIGIN, 1)
+}
+
+/// Moved or refused, it is whole.
+fn mremap_mappings_all(ctx: &Ctx) -> Outcome {
+    const PIECE: usize = 4 << 20;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let first = Span::new(0x2e00_0000_0000, ctx.half());
+    let other = Span::new(0x2f00_0000_0000, ctx.half());
+    for piece in first.pieces(PIECE) {
+        sys::map_at(piece.start, piece.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(1);
+        ballast.walk()?;
+    }
+    let (reserve, count) = super::basic::use_up_mappings()?;
+    let (mut at, mut to) = (first, other);
+    for spare in 0..24 {
+        match sys::remap(at, at.len, FIXED, to.start) {
+            Ok(_) => std::mem::swap(&mut at, &mut to),
+            Err(_) if sys::errno() == libc::ENOMEM => {}
+            Err(stop) => return Err(stop),
+        }
+        at.check_as(first.start, 1)?;
+        // One more, or two, that there may be.
+        sys::protect(reserve.part((count - 1 - spare) * 2 * PAGE, PAGE), libc::PROT_NONE)?;
+    }
+    sys::unmap(reserve)?;
+    sys::remap(at, at.len, FIXED, to.start)?.check_as(first.start, 1)
 }
 
 fn mremap_random(ctx: &Ctx) -> Outcome {
