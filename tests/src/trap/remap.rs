@@ -370,6 +370,10 @@ fn mremap_mappings_all(ctx: &Ctx) -> Outcome {
     let mut ballast = Ballast::new(ctx.half())?;
     let first = Span::new(0x2e00_0000_0000, ctx.half());
     let other = Span::new(0x2f00_0000_0000, ctx.half());
+    // What comes amid another mapping makes it two.
+    let around = Span::new(other.start - PAGE, other.len + 2 * PAGE);
+    let flags = sys::ANON | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    sys::map_at(around.start, around.len, libc::PROT_NONE, flags)?;
     for piece in first.pieces(PIECE) {
         sys::map_at(piece.start, piece.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(1);
         ballast.walk()?;
