@@ -15,8 +15,8 @@ use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use rustix::fs::stat;
-use rustix::process::{geteuid, getuid};
-use rustix::thread::futex;
+use rustix::process::{geteuid, getuid, test_kill_process, Pid};
+use rustix::thread::{futex, gettid, nanosleep, Timespec};
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no.
 const FREE: u32 = 0;
@@ -47,7 +47,7 @@ const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
 static GATE: AtomicU32 = AtomicU32::new(FREE);
-/// Threads that ask take turns.
+/// Threads that ask take turns: the number of the one that has it, or 0.
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// Forks under way that found no engine to ask.
 static UNASKED: AtomicU32 = AtomicU32::new(0);
@@ -255,14 +255,14 @@ pub fn settle() {
     let is_so = || {
         keeper.engine.stands_still() && matches!(GATE.load(Ordering::SeqCst), GRANTED | GRANTED_OUT | REFUSED)
     };
-    let moment = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     sys::quietly(|| {
         while !is_so() {
             if try_turn() {
                 ask(SETTLE);
                 return let_next();
             }
-            let _ = futex::wait(&TURN, futex::Flags::PRIVATE, 1, Some(&moment));
+            wait_for_turn(Some(&moment));
         }
     });
 }
@@ -270,6 +270,10 @@ pub fn settle() {
 /// Does what no fork by another thread may come into.
 pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
     sys::quietly(|| {
+        // The thread that forks does it itself, in a handler of fork.
+        if TURN.load(Ordering::Relaxed) == own_number() {
+            return work();
+        }
         take_turn();
         let done = work();
         let_next();
@@ -277,13 +281,24 @@ pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
+fn own_number() -> u32 {
+    gettid().as_raw_nonzero().get() as u32
+}
+
 fn try_turn() -> bool {
-    TURN.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    TURN.compare_exchange(0, own_number(), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
 fn take_turn() {
     while !try_turn() {
-        let _ = futex::wait(&TURN, futex::Flags::PRIVATE, 1, None);
+        wait_for_turn(None);
+    }
+}
+
+fn wait_for_turn(moment: Option<&Timespec>) {
+    let whose = TURN.load(Ordering::Relaxed);
+    if whose != 0 {
+        let _ = futex::wait(&TURN, futex::Flags::PRIVATE, whose, moment);
     }
 }
 
@@ -394,6 +409,16 @@ pub fn end() {
     }
 }
 
+/// The program has ended, and another process goes on with its memory: what a thread of the program had begun is over.
+pub fn program_ended() {
+    let whose = Pid::from_raw(TURN.load(Ordering::Acquire) as i32);
+    if whose.is_some_and(|thread| test_kill_process(thread).is_err()) {
+        end();
+        answer(FREE);
+        let_next();
+    }
+}
+
 fn answer(state: u32) {
     GATE.store(state, Ordering::Release);
     wake_gate();
@@ -414,7 +439,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     let mut finds_run = true;
     // Forks that found no engine: new ones find it.
     while UNASKED.load(Ordering::SeqCst) != 0 {
-        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
     }
     keeper.code.lock().keep();
     engine.stand_still(false);

@@ -467,11 +467,11 @@ impl Life {
         }
         if ended || program::has_left() {
             if let Some(keeper) = active() {
-                fork::end();
-                self.tell_of_forks(keeper);
                 if let Some(guest) = program::guest() {
                     return self.stay_for(guest);
                 }
+                fork::end();
+                self.tell_of_forks(keeper);
             }
             self.part.leave();
             self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
@@ -487,6 +487,7 @@ impl Life {
         PROGRAM.store(guest.id, Ordering::Relaxed);
         LISTED.store(guest.listed, Ordering::Relaxed);
         self.watch = guest.watch;
+        fork::program_ended();
         self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
     }
 

@@ -5,6 +5,7 @@ use super::span::{decode, load, pattern, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
@@ -21,6 +22,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-pieces", "grows, moves and cuts memory that was mapped piece by piece", mremap_pieces),
+    Trap::new(
+        "mremap-at-fork",
+        "handlers of fork move memory that was mapped piece by piece",
+        mremap_at_fork,
+    )
+    .may_log(),
     Trap::new("mremap-pieces-read", "the same onto memory that another thread reads", mremap_pieces_read),
     Trap::new(
         "mremap-sealed",
@@ -323,6 +330,46 @@ fn mremap_pieces(ctx: &Ctx) -> Outcome {
     pieced.pages[len / 2 / PAGE] = (0, 0);
     ballast.walk()?;
     pieced.check()
+}
+
+/// What handlers of fork move, and how that went.
+static AT_FORK: Mutex<Option<(Pieced, Outcome)>> = Mutex::new(None);
+
+fn mremap_at_fork(ctx: &Ctx) -> Outcome {
+    const PIECE: usize = 2 << 20;
+    const HERE: usize = 0x2c00_0000_0000;
+    const THERE: usize = 0x2d00_0000_0000;
+    extern "C" fn move_it() {
+        if let Ok(Some((pieced, outcome))) = AT_FORK.lock().as_deref_mut() {
+            let to = if pieced.span.start == HERE { THERE } else { HERE };
+            *outcome = pieced.remap(pieced.span.len, FIXED, to);
+        }
+    }
+    let check = || match AT_FORK.lock().as_deref_mut() {
+        Ok(Some((pieced, outcome))) => std::mem::replace(outcome, Ok(())).and_then(|()| pieced.check()),
+        _ => Ok(()),
+    };
+    let mut ballast = Ballast::new(ctx.half())?;
+    let mut pieced = Pieced::new(HERE, PIECE)?;
+    pieced.fill(0, 1);
+    for generation in 2..=4 {
+        // Each is taken up by itself.
+        ballast.walk()?;
+        let known = pieced.span.pages();
+        ensure!(pieced.extend(PIECE), "there was no room");
+        pieced.fill(known, generation);
+    }
+    ballast.walk()?;
+    *AT_FORK.lock().map_err(|_| Stop::Wrong("a thread panicked".into()))? = Some((pieced, Ok(())));
+    // SAFETY: the handlers are there as long as the program.
+    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(move_it), Some(move_it), None) })?;
+    for _ in 0..4 {
+        let child = sys::fork(check)?;
+        sys::wait_for(child, 0)?;
+        check()?;
+        ballast.walk()?;
+    }
+    Ok(())
 }
 
 /// Whoever reads where memory is moved to finds what was there or what has come.
