@@ -7,6 +7,7 @@ use engine_support::{Deed, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 use pageout::engine::Swapin;
+use pageout::fault::Server;
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
@@ -669,4 +670,28 @@ fn a_disk_that_turns_reads_ahead_by_place() {
         assert!(came == if rotational { 15 } else { 1 }, "{came} pages came in");
         end(&world);
     }
+}
+
+#[test]
+fn what_is_to_come_home_is_moved_to_where_all_has() {
+    let world = world(|plan| Plan { blocks: 3, ..plan });
+    let _on_failure = OnFailure(&world);
+    world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (100, 16));
+    world.settle();
+    write_and_evict(&world, 600, 16);
+    write_and_evict(&world, 1100, 16);
+    world.engine.stand_still(true);
+    // While the first is read, the second goes to the block before.
+    *world.at_device.lock().unwrap() = Some(Box::new(|world| {
+        world.program.lock().unwrap().start_mremap(&world.engine.kernel, 1, (1100, 16), 100);
+        while world.engine.kernel.changing() > 0 {
+            step(world, 1);
+            world.engine.pump();
+        }
+        world.program.lock().unwrap().ending = false;
+    }));
+    assert!(world.engine.bring_home(&mut Server::new()));
+    assert_eq!(world.engine.out_pages(), 0);
+    world.engine.stand_still(false);
+    end(&world);
 }

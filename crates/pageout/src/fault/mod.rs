@@ -449,10 +449,16 @@ impl<K: Kernel> Engine<K> {
         if resident + out > self.limit() {
             return false;
         }
-        for (block_start, _) in self.space.blocks(0, crate::space::TOP) {
-            server.bring_block(self, block_start);
+        loop {
+            for (block_start, _) in self.space.blocks(0, crate::space::TOP) {
+                server.bring_block(self, block_start);
+            }
+            // What the program moved meanwhile may be where all had been brought in before. Under this lock nothing moves.
+            let _regions = self.events.write();
+            if self.out_pages() == 0 {
+                return true;
+            }
         }
-        true
     }
 
     /// Is a page mapped that its word calls Resident? MADV_GUARD_INSTALL discards pages without an event, and

@@ -70,7 +70,7 @@ pub struct Heirloom {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Pages that [`Engine::bequeath`] will name, more or less. No lock held.
+    /// Pages that [`Engine::bequeath`] will name, more or less, but under the events lock. No block lock held.
     pub fn out_pages(&self) -> usize {
         self.space.count(|tag| matches!(tag, Tag::Swapped | Tag::Busy | Tag::Cached))
     }
