@@ -154,10 +154,11 @@ extern "C" fn leave_thread(_: *mut c_void) {
         // What was being let go when it was pinned is gone now, and comes in for good.
         fork::settle();
     }
-    each_robust(list, touch);
+    each_robust(list, |address| _ = wrap::can_be_read(address));
 }
 
-/// Shows the addresses that the kernel will touch on its way through a list.
+/// Shows the addresses that the kernel will touch on its way through a list. It ends, as there, where a mutex has been
+/// unmapped.
 fn each_robust(list: *const RobustList, mut each: impl FnMut(usize)) {
     /// As far as the kernel goes.
     const LONGEST: usize = 2048;
@@ -165,7 +166,7 @@ fn each_robust(list: *const RobustList, mut each: impl FnMut(usize)) {
     unsafe {
         let mut entry = (*list).first & !1;
         for _ in 0..LONGEST {
-            if entry == 0 || entry == list as usize {
+            if entry == 0 || entry == list as usize || !wrap::can_be_read(entry) {
                 return;
             }
             each(entry);

@@ -93,10 +93,25 @@ struct Launch {
     argument: *mut c_void,
 }
 
+/// Memory of the engine's for what a new thread is told. Its heap has a lock that the engine takes too: no handler of the
+/// program's may wait for a page meanwhile.
+fn keep_for_thread<T>(what: T) -> *mut c_void {
+    sys::quietly(|| Box::into_raw(Box::new(what))).cast()
+}
+
+/// Takes it back.
+///
+/// # Safety
+/// Of this type, and nobody else has it.
+unsafe fn take_for_thread<T>(kept: *mut c_void) -> T {
+    // SAFETY: by contract.
+    sys::quietly(|| *unsafe { Box::from_raw(kept.cast::<T>()) })
+}
+
 extern "C" fn launched(launch: *mut c_void) -> *mut c_void {
     exit::enter_thread();
     // SAFETY: made by `pthread_create` below for this thread alone.
-    let Launch { start, argument } = *unsafe { Box::from_raw(launch.cast::<Launch>()) };
+    let Launch { start, argument } = unsafe { take_for_thread(launch) };
     start(argument)
 }
 
@@ -114,12 +129,12 @@ pub unsafe extern "C" fn pthread_create(
     type Create = unsafe extern "C" fn(*mut c_ulong, *const c_void, Start, *mut c_void) -> c_int;
     // SAFETY: libc's function of that name.
     let create: Create = unsafe { core::mem::transmute(PTHREAD_CREATE.get()) };
-    let launch = Box::into_raw(Box::new(Launch { start, argument }));
+    let launch = keep_for_thread(Launch { start, argument });
     // SAFETY: as the caller promises.
-    let result = unsafe { create(thread, attributes, launched, launch.cast()) };
+    let result = unsafe { create(thread, attributes, launched, launch) };
     if result != 0 {
         // SAFETY: no thread got it.
-        drop(unsafe { Box::from_raw(launch) });
+        unsafe { take_for_thread::<Launch>(launch) };
     }
     result
 }
@@ -133,7 +148,7 @@ struct Launch11 {
 
 extern "C" fn launched11(launch: *mut c_void) -> *mut c_void {
     // SAFETY: made by `thrd_create` below for this thread alone.
-    let Launch11 { start, argument } = *unsafe { Box::from_raw(launch.cast::<Launch11>()) };
+    let Launch11 { start, argument } = unsafe { take_for_thread(launch) };
     // What `thrd_join` takes for the result.
     start(argument) as usize as *mut c_void
 }
@@ -146,14 +161,14 @@ extern "C" fn launched11(launch: *mut c_void) -> *mut c_void {
 pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argument: *mut c_void) -> c_int {
     const ERROR: c_int = 2;
     const NO_MEMORY: c_int = 3;
-    let launch = Box::into_raw(Box::new(Launch11 { start, argument }));
+    let launch = keep_for_thread(Launch11 { start, argument });
     // SAFETY: as the caller promises.
-    let result = unsafe { pthread_create(thread, core::ptr::null(), launched11, launch.cast()) };
+    let result = unsafe { pthread_create(thread, core::ptr::null(), launched11, launch) };
     if result == 0 {
         return 0;
     }
     // SAFETY: no thread got it.
-    drop(unsafe { Box::from_raw(launch) });
+    unsafe { take_for_thread::<Launch11>(launch) };
     if result == Errno::NOMEM.raw_os_error() {
         NO_MEMORY
     } else {
@@ -342,7 +357,7 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
     if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
         return answer(lock_by(flags)) as c_int;
     }
-    let locked = lock_all(flags);
+    let locked = sys::quietly(|| lock_all(flags));
     if locked.is_err() {
         // As if it had not been tried, but for what was locked before.
         let _ = unlock_all();
@@ -688,6 +703,12 @@ extern "C" {
         tls: *mut c_void,
         argument: *mut c_void,
     ) -> c_long;
+}
+
+/// Brings a word in; false where there is none that the program may read.
+pub fn can_be_read(address: usize) -> bool {
+    // SAFETY: changes no content.
+    unsafe { populate(address & !(PAGE - 1), PAGE, POPULATE_READ) }.is_ok()
 }
 
 /// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done.

@@ -6,7 +6,7 @@ use super::{ensure, sys, Ctx, End, Outcome, Stop, Trap};
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
@@ -23,6 +23,11 @@ pub const TRAPS: &[Trap] = &[
         "signal-storm",
         "a signal each millisecond, whose handler touches evicted memory",
         signal_storm,
+    ),
+    Trap::new(
+        "signal-threads",
+        "the same to a thread that makes threads, while memory comes and goes",
+        signal_threads,
     ),
     Trap::new("crash", "dies of SIGSEGV", crash).ends(End::Signal(libc::SIGSEGV)),
     Trap::new("abort", "dies of SIGABRT", abort).ends(End::Signal(libc::SIGABRT)),
@@ -303,6 +308,47 @@ fn signal_storm(ctx: &Ctx) -> Outcome {
     set(none)?;
     churn.end()?;
     ensure!(HANDLED.load(Ordering::Relaxed) > 10, "the timer's signals did not come");
+    field.check(1)
+}
+
+/// Wherever the signal comes in the making of a thread, its handler gets its page.
+fn signal_threads(ctx: &Ctx) -> Outcome {
+    let (field, _) = ctx.evicted()?;
+    guard(field);
+    sys::handle(libc::SIGUSR1, libc::SA_RESTART, touch_next)?;
+    let churn = Churn::start(ctx.half())?;
+    let deadline = ctx.deadline();
+    // SAFETY: has no conditions.
+    let maker = unsafe { libc::pthread_self() };
+    let stop = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        let others = [
+            scope.spawn(|| -> Outcome {
+                while !stop.load(Ordering::Relaxed) {
+                    // SAFETY: the maker waits for this thread.
+                    unsafe { libc::pthread_kill(maker, libc::SIGUSR1) };
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+                Ok(())
+            }),
+            // What is taken up takes memory of the engine's.
+            scope.spawn(|| -> Outcome {
+                while !stop.load(Ordering::Relaxed) {
+                    let new = sys::map(4 << 20)?;
+                    new.pieces(PAGE).for_each(|page| store(page.start, 1));
+                    sys::unmap(new)?;
+                }
+                Ok(())
+            }),
+        ];
+        while Instant::now() < deadline {
+            let _ = std::thread::spawn(|| {}).join();
+        }
+        stop.store(true, Ordering::Relaxed);
+        others.into_iter().try_for_each(|other| other.join().expect("the thread does not panic"))
+    });
+    outcome?;
+    churn.end()?;
     field.check(1)
 }
 

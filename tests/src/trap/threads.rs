@@ -1,7 +1,7 @@
 //! Threads that come and go, hold locks and wait for each other in memory that is out.
 
 use super::load::{together, Ballast, Churn, Dice};
-use super::span::{load, pattern, Span, PAGE};
+use super::span::{load, pattern, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -17,11 +17,13 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
     Trap::new("first-ends", "the first thread ends, another goes on and forks", first_ends).may_log(),
     Trap::new("robust-mutex", "robust mutexes in evicted memory, held by threads that exit", robust_mutex),
+    Trap::new("robust-mutex-gone", "a thread exits with a robust mutex that was unmapped", robust_mutex_gone),
     Trap::new(
         "clone-word",
         "words in evicted memory that the kernel clears at the end of clones",
         clone_word,
     ),
+    Trap::new("clone-word-huge", "the same in huge pages, most of which leave", clone_word_huge).swaps_huge(),
     Trap::new("futex", "threads wait for each other on words in evicted memory", futex),
     Trap::new("condition", "mutexes and conditions in evicted memory", condition),
 ];
@@ -333,6 +335,28 @@ fn robust_mutex(ctx: &Ctx) -> Outcome {
     mutexes.iter().try_for_each(|&mutex| Span::new(mutex + 64, PAGE - 64).check(1))
 }
 
+/// The kernel ends its walk there and says nothing.
+fn robust_mutex_gone(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for _ in 0..4 {
+        let page = sys::map(PAGE)?;
+        let holder = std::thread::spawn(move || {
+            // SAFETY: a page is larger than a mutex; nobody looks at it after it was unmapped but the kernel.
+            unsafe {
+                let mut attributes: libc::pthread_mutexattr_t = std::mem::zeroed();
+                libc::pthread_mutexattr_init(&mut attributes);
+                libc::pthread_mutexattr_setrobust(&mut attributes, libc::PTHREAD_MUTEX_ROBUST);
+                libc::pthread_mutex_init(page.as_ptr(), &attributes);
+                libc::pthread_mutex_lock(page.as_ptr());
+            }
+            sys::unmap(page)
+        });
+        holder.join().map_err(|_| Stop::Wrong("a thread panicked".into()))??;
+        ballast.walk()?;
+    }
+    field.check(1)
+}
+
 extern "C" {
     fn pthread_mutex_consistent(mutex: *mut libc::pthread_mutex_t) -> c_int;
 }
@@ -352,7 +376,7 @@ fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
-/// What a clone of [`clone_word`] is told.
+/// What a clone of [`clear_at_end`] is told.
 struct ClonedThread {
     /// The word that it names itself, or 0.
     word: usize,
@@ -376,6 +400,30 @@ extern "C" fn cloned(told: *mut c_void) -> c_int {
 }
 
 fn clone_word(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let words = [field.page(100).start, field.page(field.pages() / 2).start];
+    words
+        .into_iter()
+        .zip([false, true])
+        .try_for_each(|(word, itself)| clear_at_end(word, itself, &mut ballast))
+}
+
+fn clone_word_huge(ctx: &Ctx) -> Outcome {
+    // The older: what comes after it leaves before it.
+    let mut ballast = Ballast::new(ctx.half())?;
+    for itself in [false, true] {
+        let field = sys::map_aligned(4 * BLOCK, BLOCK)?;
+        sys::advise(field, libc::MADV_HUGEPAGE)?;
+        field.fill(1);
+        clear_at_end(field.page(100).start, itself, &mut ballast)?;
+        field.part(0, 100 * PAGE).check(1)?;
+        field.part(101 * PAGE, field.len - 101 * PAGE).check(1)?;
+    }
+    Ok(())
+}
+
+/// The kernel clears a word, which was filled, at the end of a clone that names it `itself`, or whose maker does.
+fn clear_at_end(word: usize, itself: bool, ballast: &mut Ballast) -> Outcome {
     const STACK: usize = 64 << 10;
     const THREAD: c_int = libc::CLONE_VM
         | libc::CLONE_FS
@@ -383,36 +431,31 @@ fn clone_word(ctx: &Ctx) -> Outcome {
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM;
-    let (field, mut ballast) = ctx.evicted()?;
-    let words = [field.page(100).start, field.page(field.pages() / 2).start];
-    for (index, word) in words.into_iter().enumerate() {
-        let stack = sys::map(STACK)?;
-        let told = ClonedThread {
-            word: if index == 0 { 0 } else { word },
-            goes_on: AtomicBool::new(false),
-            may_end: AtomicBool::new(false),
-        };
-        let (flags, child) =
-            if index == 0 { (THREAD | libc::CLONE_CHILD_CLEARTID, word) } else { (THREAD, 0) };
-        let (top, told_at) = (stack.end() as *mut c_void, (&raw const told).cast_mut().cast::<c_void>());
-        let none = std::ptr::null_mut::<c_void>();
-        // SAFETY: the stack is the clone's own, and what it is told outlives it.
-        let id = unsafe { libc::clone(cloned, top, flags, told_at, none, none, child as *mut c_void) };
-        sys::ret("clone", id)?;
-        while !told.goes_on.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        ballast.walk()?;
-        told.may_end.store(true, Ordering::Release);
-        // Not by its word: that would bring it in.
-        let task = format!("/proc/self/task/{id}");
-        while std::path::Path::new(&task).exists() {
-            std::thread::yield_now();
-        }
-        let left = load(word);
-        ensure!(left as u32 == 0, "the word of clone {index} was not cleared: {left:#x}");
-        ensure!(left == pattern(word, 1) >> 32 << 32, "the word's neighbour changed: {left:#x}");
+    let stack = sys::map(STACK)?;
+    let told = ClonedThread {
+        word: if itself { word } else { 0 },
+        goes_on: AtomicBool::new(false),
+        may_end: AtomicBool::new(false),
+    };
+    let (flags, child) = if itself { (THREAD, 0) } else { (THREAD | libc::CLONE_CHILD_CLEARTID, word) };
+    let (top, told_at) = (stack.end() as *mut c_void, (&raw const told).cast_mut().cast::<c_void>());
+    let none = std::ptr::null_mut::<c_void>();
+    // SAFETY: the stack is the clone's own, and what it is told outlives it.
+    let id = unsafe { libc::clone(cloned, top, flags, told_at, none, none, child as *mut c_void) };
+    sys::ret("clone", id)?;
+    while !told.goes_on.load(Ordering::Acquire) {
+        std::thread::yield_now();
     }
+    ballast.walk()?;
+    told.may_end.store(true, Ordering::Release);
+    // Not by its word: that would bring it in.
+    let task = format!("/proc/self/task/{id}");
+    while std::path::Path::new(&task).exists() {
+        std::thread::yield_now();
+    }
+    let left = load(word);
+    ensure!(left as u32 == 0, "the word was not cleared: {left:#x}");
+    ensure!(left == pattern(word, 1) >> 32 << 32, "the word's neighbour changed: {left:#x}");
     Ok(())
 }
 

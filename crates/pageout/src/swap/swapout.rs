@@ -215,7 +215,11 @@ impl<K: Kernel> Engine<K> {
         }
         Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
         if self.is_pinned(unit_start) {
-            // It is out of the queue for good.
+            // It is out of the queue for good; the others of its block are not.
+            if block.huge {
+                block.is_split();
+                self.requeue_units(&mut block, block_start);
+            }
             return Left::Some;
         }
         if block.is_held(first) {
@@ -368,8 +372,8 @@ impl<K: Kernel> Engine<K> {
         Left::Some
     }
 
-    /// Moves a block that is mapped huge in one piece. `None`: it is not huge (any more), or there is no huge
-    /// hole: small pages, then.
+    /// Moves a block that is mapped huge in one piece. `None`: it is not huge (any more), or a part of it must stay: small
+    /// pages, then.
     fn leave_huge(
         &self,
         out: &mut Outgoing,
@@ -378,7 +382,8 @@ impl<K: Kernel> Engine<K> {
         first: usize,
     ) -> Option<Left> {
         let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, true);
-        if !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
+        let stays = (block_start..block_start + BLOCK).step_by(UNIT).any(|unit| self.is_pinned(unit));
+        if stays || !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
             block.is_split();
             self.requeue_units(block, block_start);
             return None;
