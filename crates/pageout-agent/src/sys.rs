@@ -1,50 +1,20 @@
 //! System calls that rustix has no name for, raw: no errno, no thread-local state.
 
-use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{futex, Timespec};
 
+pub use pageout::call::call as call6;
+
 /// A system call with up to four arguments.
 ///
 /// # Safety
 /// As the call asks.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: u32, a: usize, b: usize, c: usize, d: usize) -> Result<usize, Errno> {
     // SAFETY: by contract.
     unsafe { call6(number, [a, b, c, d, 0, 0]) }
-}
-
-/// A system call with six arguments.
-///
-/// # Safety
-/// As the call asks.
-#[cfg(target_arch = "x86_64")]
-pub unsafe fn call6(number: u32, a: [usize; 6]) -> Result<usize, Errno> {
-    let result: isize;
-    // SAFETY: by contract; the kernel clobbers rcx and r11 only.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a[0],
-            in("rsi") a[1],
-            in("rdx") a[2],
-            in("r10") a[3],
-            in("r8") a[4],
-            in("r9") a[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    if (-4095..0).contains(&result) {
-        Err(Errno::from_raw_os_error(-result as i32))
-    } else {
-        Ok(result as usize)
-    }
 }
 
 /// Ends the calling task and, if it is a thread, its whole process.

@@ -63,7 +63,6 @@ pub unsafe fn start(kind: Kind, main: extern "C" fn(usize) -> !, argument: usize
     let result: isize;
     // SAFETY: the parent goes on behind the asm; the child has its own stack, takes entry and argument from
     // it and never comes back.
-    #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
             "syscall",
@@ -85,8 +84,6 @@ pub unsafe fn start(kind: Kind, main: extern "C" fn(usize) -> !, argument: usize
             lateout("r11") _,
         );
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    compile_error!("pageout-agent: this architecture has no clone yet");
     if result < 0 {
         memory::unmap(base, STACK + TLS);
         Err(Errno::from_raw_os_error(-result as i32))

@@ -13,8 +13,9 @@ use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
+use pageout::kernel::pagemap_scan;
 use pageout::space::discover::Area;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice, MapFlags, ProtFlags};
@@ -159,13 +160,11 @@ impl Pages {
 
     /// Is all of it as in the file?
     pub fn are_the_files(&self, original: &Original) -> bool {
-        /// `_IOWR('f', 16, struct pm_scan_arg)`, Linux 6.7.
-        const PAGEMAP_SCAN: usize = 0xc060_6610;
         let file = u64::from(raw::PAGE_IS_FILE);
         let there = u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED);
         let mut found = [0u64; 3];
-        let scan = raw::pm_scan_arg {
-            size: size_of::<raw::pm_scan_arg>() as u64,
+        let mut scan = raw::pm_scan_arg {
+            size: 0,
             flags: 0,
             start: original.start as u64,
             end: original.end as u64,
@@ -178,9 +177,8 @@ impl Pages {
             category_anyof_mask: there,
             return_mask: there,
         };
-        let fd = self.0.as_raw_fd() as usize;
-        // SAFETY: both structures are as long as they say.
-        unsafe { sys::call(raw::__NR_ioctl, fd, PAGEMAP_SCAN, &raw const scan as usize, 0) == Ok(0) }
+        // SAFETY: there is room for one.
+        unsafe { pagemap_scan(&self.0, &mut scan) == Ok(0) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! System calls that no library of ours offers, by number. No allocation, no lock, no panic, no thread-local state.
+//! System calls by number, for those that rustix has no name for: no allocation, no lock, no panic, no thread-local state.
 
 use rustix::io::Errno;
 
@@ -6,41 +6,20 @@ use rustix::io::Errno;
 ///
 /// # Safety
 /// That of the system call.
-pub(crate) unsafe fn call(number: u32, args: [usize; 5]) -> Result<usize, Errno> {
-    let [a, b, c, d, e] = args;
+pub unsafe fn call(number: u32, args: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = args;
     let answer: isize;
-    // SAFETY: the caller's promise; registers as the kernel wants them.
-    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the kernel clobbers rcx and r11 only.
     unsafe {
         core::arch::asm!(
             "syscall",
             inlateout("rax") number as isize => answer,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack, preserves_flags),
         );
     }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") number as usize, inlateout("x0") a => answer,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e,
-            options(nostack, preserves_flags),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "riscv64")]
-    unsafe {
-        core::arch::asm!(
-            "ecall",
-            in("a7") number as usize, inlateout("a0") a => answer,
-            in("a1") b, in("a2") c, in("a3") d, in("a4") e,
-            options(nostack, preserves_flags),
-        );
-    }
-    if answer < 0 {
+    if (-4095..0).contains(&answer) {
         Err(Errno::from_raw_os_error(-answer as i32))
     } else {
         Ok(answer as usize)

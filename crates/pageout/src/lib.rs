@@ -4,13 +4,16 @@
 //! touch. Only [`api`], behind the feature `std` (on by default), runs it on threads of its own: see
 //! [`api::Swap`]. Tests and models link `std`.
 #![cfg_attr(not(any(test, loom, shuttle)), no_std)]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("pageout is for Linux on x86-64");
+
 extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
 #[cfg(all(feature = "std", not(any(loom, shuttle))))]
 pub mod api;
-mod call;
+pub mod call;
 pub mod device;
 pub mod engine;
 pub mod fault;

@@ -291,29 +291,10 @@ extern "C" fn run(task: *const c_void) {
 /// Nobody else uses the stack; `top` is aligned to 16 bytes; the function does not unwind.
 unsafe fn on_stack(top: usize, function: extern "C" fn(*const c_void), argument: *const c_void) {
     // SAFETY: the register that keeps the stack pointer is one that functions save.
-    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "mov r12, rsp", "mov rsp, {top}", "call {function}", "mov rsp, r12",
             top = in(reg) top, function = in(reg) function, in("rdi") argument, out("r12") _,
-            clobber_abi("C"),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!(
-            "mov x20, sp", "mov sp, {top}", "blr {function}", "mov sp, x20",
-            top = in(reg) top, function = in(reg) function, in("x0") argument, out("x20") _,
-            clobber_abi("C"),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "riscv64")]
-    unsafe {
-        core::arch::asm!(
-            "mv s2, sp", "mv sp, {top}", "jalr {function}", "mv sp, s2",
-            top = in(reg) top, function = in(reg) function, in("a0") argument, out("s2") _,
             clobber_abi("C"),
         );
     }
@@ -367,7 +348,6 @@ impl Before {
 struct Action {
     handler: usize,
     flags: usize,
-    #[cfg(not(target_arch = "riscv64"))]
     restorer: usize,
     mask: u64,
 }
@@ -379,7 +359,6 @@ impl Action {
         Self {
             handler: handler as *const () as usize,
             flags: flags as usize | direct::FLAGS,
-            #[cfg(not(target_arch = "riscv64"))]
             restorer: direct::restorer(),
             // All of them, also those that the C library keeps for itself.
             mask: u64::MAX,
@@ -392,7 +371,7 @@ impl Action {
         let new = new.map_or(0, |new| new as *const _ as usize);
         // SAFETY: as the kernel has it; the handlers follow the rules of handlers.
         unsafe {
-            call(__NR_rt_sigaction, [libc::SIGBUS as usize, new, before.as_mut_ptr() as usize, 8, 0])?;
+            call(__NR_rt_sigaction, [libc::SIGBUS as usize, new, before.as_mut_ptr() as usize, 8, 0, 0])?;
             Ok(before.assume_init())
         }
     }
@@ -418,7 +397,6 @@ fn install() -> Result<(), Errno> {
 
 /// Tells whether the kernel has called our handler, and so with all signals blocked, or a handler of the program's that
 /// passes on to it. By where the frame of the signal returns to: for our action it is code of ours.
-#[cfg(target_arch = "x86_64")]
 mod direct {
     use core::ffi::c_void;
 
@@ -456,21 +434,6 @@ mod direct {
     pub(super) unsafe fn is(context: *const c_void) -> bool {
         // SAFETY: the frame begins with the address, and the context follows.
         !context.is_null() && unsafe { context.cast::<usize>().sub(1).read() } == restorer()
-    }
-}
-
-/// Elsewhere it cannot be told.
-#[cfg(not(target_arch = "x86_64"))]
-mod direct {
-    pub(super) const FLAGS: usize = 0;
-
-    #[cfg(not(target_arch = "riscv64"))]
-    pub(super) fn restorer() -> usize {
-        0
-    }
-
-    pub(super) unsafe fn is(_: *const core::ffi::c_void) -> bool {
-        false
     }
 }
 
@@ -536,7 +499,7 @@ unsafe fn end_by(signal: c_int, info: *mut libc::siginfo_t) {
         let default = core::mem::zeroed::<libc::sigaction>();
         libc::sigaction(signal, &default, core::ptr::null_mut());
         let (process, thread) = (libc::getpid() as usize, libc::syscall(libc::SYS_gettid) as usize);
-        let _ = call(__NR_rt_tgsigqueueinfo, [process, thread, signal as usize, info as usize, 0]);
+        let _ = call(__NR_rt_tgsigqueueinfo, [process, thread, signal as usize, info as usize, 0, 0]);
     }
 }
 
@@ -545,7 +508,8 @@ unsafe fn set_mask(mask: u64) -> u64 {
     const SET: usize = libc::SIG_SETMASK as usize;
     let mut before = 0u64;
     // SAFETY: masks of eight bytes.
-    let _ =
-        unsafe { call(__NR_rt_sigprocmask, [SET, &raw const mask as usize, &raw mut before as usize, 8, 0]) };
+    let _ = unsafe {
+        call(__NR_rt_sigprocmask, [SET, &raw const mask as usize, &raw mut before as usize, 8, 0, 0])
+    };
     before
 }

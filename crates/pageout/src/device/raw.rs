@@ -32,7 +32,7 @@ unsafe fn vectored(number: u32, fd: BorrowedFd<'_>, at: u64, parts: &[Part]) -> 
     let count = parts.len().min(PARTS_MAX);
     // SAFETY: a system call that reads `count` parts and moves bytes as the caller allowed. On 64-bit
     // machines the whole offset is in its low word.
-    unsafe { call(number, [fd.as_raw_fd() as usize, parts.as_ptr() as usize, count, at as usize, 0]) }
+    unsafe { call(number, [fd.as_raw_fd() as usize, parts.as_ptr() as usize, count, at as usize, 0, 0]) }
 }
 
 /// One `pwritev` of at most [`PARTS_MAX`] parts; the bytes that went.

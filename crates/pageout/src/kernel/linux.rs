@@ -8,10 +8,9 @@ use pageout_uffd::{
     self as uffd, CopyMode, EventBuffer, Features, MoveMode, OpenError, Partial, RegisterMode, Uffd,
 };
 use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
-use rustix::ioctl::{ioctl, opcode, Opcode, Updater};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
 use rustix::process::{getpriority_process, Pid};
 use rustix::thread::{sched_getaffinity, sched_setaffinity, sched_yield, CpuSet};
@@ -95,33 +94,6 @@ pub const NEEDED: Features = Features::EVENT_REMAP
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-/// `struct pm_scan_arg` of linux/fs.h.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region` of linux/fs.h.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct PageRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
 /// A line of /proc/self/statm, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statm {
@@ -138,40 +110,24 @@ pub struct Statm {
 /// Runs that one PAGEMAP_SCAN returns at most.
 const SCAN_RUNS: usize = 64;
 
-/// `struct procmap_query` of linux/fs.h.
-#[repr(C)]
-#[derive(Default)]
-struct MapQuery {
-    size: u64,
-    flags: u64,
-    address: u64,
-    start: u64,
-    end: u64,
-    rest: [u64; 8],
-}
-
-/// PROCMAP_QUERY.
-const QUERY: Opcode = opcode::read_write::<MapQuery>(b'f', 17);
-
+/// PROCMAP_QUERY: `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: usize = 0xc068_6611;
 /// PAGEMAP_SCAN: `_IOWR('f', 16, struct pm_scan_arg)`.
-struct Scan<'a>(&'a mut ScanArg);
+const PAGEMAP_SCAN: usize = 0xc060_6610;
+const _: () = assert!(size_of::<raw::procmap_query>() == 0x68 && size_of::<raw::pm_scan_arg>() == 0x60);
 
-// SAFETY: the opcode belongs to pm_scan_arg, whose vec points to memory that outlives the call.
-unsafe impl rustix::ioctl::Ioctl for Scan<'_> {
-    type Output = usize;
-    const IS_MUTATING: bool = true;
-    fn opcode(&self) -> rustix::ioctl::Opcode {
-        0xC060_6610
-    }
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        (self.0 as *mut ScanArg).cast()
-    }
-    unsafe fn output_from_ptr(
-        out: rustix::ioctl::IoctlOutput,
-        _: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<usize> {
-        Ok(out as usize)
-    }
+/// Looks for pages of a process by its pagemap (Linux 6.7): how many runs were found.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// `vec` of the argument has room for what it says.
+pub unsafe fn pagemap_scan(pagemap: &OwnedFd, arg: &mut raw::pm_scan_arg) -> Result<usize, Errno> {
+    arg.size = size_of::<raw::pm_scan_arg>() as u64;
+    let (fd, to) = (pagemap.as_raw_fd() as usize, &raw mut *arg as usize);
+    // SAFETY: the argument is as long as it says, and the rest by contract.
+    unsafe { call(raw::__NR_ioctl, [fd, PAGEMAP_SCAN, to, 0, 0, 0]) }
 }
 
 /// The number in field `field` of a statm line, in pages.
@@ -183,17 +139,16 @@ pub fn pages_of(statm: &[u8], field: usize) -> usize {
 /// The mapping around an address, or else the next above it; the end of all addresses where there is none. Before
 /// Linux 6.11 the text is read.
 fn mapping(at: usize) -> Result<(usize, usize), LinuxError> {
-    const COVERING_OR_NEXT: u64 = 0x10;
     let maps = open_proc("maps", c"/proc/self/maps")?;
-    let mut query = MapQuery {
-        size: size_of::<MapQuery>() as u64,
-        flags: COVERING_OR_NEXT,
-        address: at as u64,
-        ..MapQuery::default()
-    };
-    // SAFETY: the opcode belongs to procmap_query, which asks for neither name nor build id.
-    match unsafe { ioctl(&maps, Updater::<QUERY, MapQuery>::new(&mut query)) } {
-        Ok(()) => Ok((query.start as usize, query.end as usize)),
+    // SAFETY: integers.
+    let mut query: raw::procmap_query = unsafe { core::mem::zeroed() };
+    query.size = size_of::<raw::procmap_query>() as u64;
+    query.query_flags = raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+    query.query_addr = at as u64;
+    let (fd, to) = (maps.as_raw_fd() as usize, &raw mut query as usize);
+    // SAFETY: the number belongs to procmap_query, which asks for neither name nor build id.
+    match unsafe { call(raw::__NR_ioctl, [fd, PROCMAP_QUERY, to, 0, 0, 0]) } {
+        Ok(_) => Ok((query.vma_start as usize, query.vma_end as usize)),
         Err(Errno::NOENT) => Ok(NO_MAPPING),
         Err(_) => mapping_in_text(&maps, at),
     }
@@ -519,26 +474,21 @@ impl Kernel for Linux {
     }
 
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize) {
-        let mut runs = [PageRegion::default(); SCAN_RUNS];
-        let want = out.len().min(SCAN_RUNS);
-        let mut arg = ScanArg {
-            size: size_of::<ScanArg>() as u64,
-            start: start as u64,
-            end: end as u64,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: want as u64,
-            // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
-            category_anyof_mask: (raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED) as u64,
-            return_mask: raw::PAGE_IS_HUGE as u64,
-            ..ScanArg::default()
-        };
-        // SAFETY: see Scan; `runs` has room for vec_len entries.
-        let mut n = unsafe { ioctl(&self.pagemap, Scan(&mut arg)) };
+        let mut runs = [raw::page_region { start: 0, end: 0, categories: 0 }; SCAN_RUNS];
+        // SAFETY: integers.
+        let mut arg: raw::pm_scan_arg = unsafe { core::mem::zeroed() };
+        (arg.start, arg.end) = (start as u64, end as u64);
+        (arg.vec, arg.vec_len) = (runs.as_mut_ptr() as u64, out.len().min(SCAN_RUNS) as u64);
+        // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
+        arg.category_anyof_mask = (raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED) as u64;
+        arg.return_mask = raw::PAGE_IS_HUGE as u64;
+        // SAFETY: `runs` has room for vec_len entries.
+        let mut n = unsafe { pagemap_scan(&self.pagemap, &mut arg) };
         if let Err(Errno::BADF | Errno::NOTTY) = n {
             // A thread that answers its own fault, in a program that closes what it does not know.
             if let Ok(pagemap) = open_proc("pagemap", c"/proc/self/pagemap") {
                 // SAFETY: as above.
-                n = unsafe { ioctl(&pagemap, Scan(&mut arg)) };
+                n = unsafe { pagemap_scan(&pagemap, &mut arg) };
             }
         }
         match n {
@@ -598,7 +548,7 @@ impl Kernel for Linux {
         // SAFETY: the program's memory has the same content after it. Where a page is missing in registered memory the
         // kernel refuses; where the mapping is another one by now, and not registered, it adds zeros that a touch
         // would have added.
-        unsafe { call(raw::__NR_madvise, [at, HUGE, raw::MADV_COLLAPSE as usize, 0, 0]) }.map(drop)
+        unsafe { call(raw::__NR_madvise, [at, HUGE, raw::MADV_COLLAPSE as usize, 0, 0, 0]) }.map(drop)
     }
 
     fn resident_pages(&self) -> usize {
