@@ -117,8 +117,9 @@ struct Client {
     told: u64,
     /// The registration of its memory, from `Holding` on.
     held: Option<OwnedFd>,
-    /// It was said that some of its data are lost.
+    /// It was said that some of its data are lost, and that some could not be written.
     told_loss: bool,
+    told_unwritten: bool,
 }
 
 impl Client {
@@ -131,9 +132,17 @@ impl Client {
         (self.pid, self.name, self.pidfd) = identify(said, peer);
     }
 
-    /// Says once why it may get SIGBUS.
-    fn tell_of_loss(&mut self) {
-        let lost = self.stats.stats().poisoned.load(Relaxed) > 0;
+    /// Says once why it may get SIGBUS, and once why it may go beyond its limit.
+    fn tell_of_errors(&mut self) {
+        let stats = self.stats.stats();
+        let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
+        if unwritten && !std::mem::replace(&mut self.told_unwritten, true) {
+            say::warning(format_args!(
+                "{} ({}): some of its memory could not be written to swap and goes elsewhere, or stays, beyond the \
+                 limit if need be; look whether its file system is full or read-only, and for errors of the disk (dmesg)",
+                self.pid, self.name
+            ));
+        }
         if lost && !std::mem::replace(&mut self.told_loss, true) {
             say::error(format_args!(
                 "{} ({}): some of its memory cannot be read back from swap as it was, and raises SIGBUS where it is \
@@ -548,7 +557,7 @@ impl Server {
             return;
         }
         let clients = self.connections.iter_mut().filter_map(|connection| connection.client.as_mut());
-        clients.for_each(Client::tell_of_loss);
+        clients.for_each(Client::tell_of_errors);
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
@@ -556,7 +565,7 @@ impl Server {
 
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, mut client: Client) {
-        client.tell_of_loss();
+        client.tell_of_errors();
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
@@ -644,6 +653,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std
         inherited,
         held: None,
         told_loss: false,
+        told_unwritten: false,
     };
     Ok((client, file))
 }

@@ -257,9 +257,12 @@ pub fn lock_exclusively(file: &File) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
 }
 
-/// Whether a file has no data at all, only holes.
+/// Whether a file has no data at all, only holes, or room that nobody wrote to.
 pub fn is_all_hole(file: &File) -> bool {
+    // Such room that was only read is in the page cache, as zeros, and would be data.
     // SAFETY: takes integers only.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    // SAFETY: the same.
     let result = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
     result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO)
 }

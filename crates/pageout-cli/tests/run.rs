@@ -326,6 +326,24 @@ fn a_files_holes_are_holes_afterwards() {
     }
 }
 
+/// What fallocate(1) made is read as zeros before it is judged, here and by whoever looked at it earlier.
+#[test]
+fn room_that_nobody_wrote_to_is_no_data() {
+    let place = Place::new();
+    let path = place.file("swap", b"", 0o600);
+    let swap = path.to_str().unwrap();
+    if !finish(place.prepared("fallocate").args(["-l", "64M", swap])).err.is_empty() {
+        return;
+    }
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    for _ in 0..2 {
+        let script = r#"dd if=/bin/sh of="$0" seek=9 conv=notrunc status=none"#;
+        let ended = finish(&mut place.pageout(["run", "-s", swap, "sh", "-c", script, swap]));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+        assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 64 << 20, "it keeps its room");
+    }
+}
+
 /// tmpfs cannot make zeros where there is something, only holes.
 #[test]
 fn files_on_tmpfs_are_emptied_too() {

@@ -658,22 +658,25 @@ fn who_is_stopped_or_of_another_run_is_no_stray() {
     thread::scope(|scope| ["nest", "halted"].map(|role| scope.spawn(move || tried(role))).map(drop));
 }
 
-/// Its keeper finds that pages cannot be brought back.
+/// Its keeper finds that pages cannot be written, and that others cannot be brought back.
 fn loser_role() {
     let (_keeper, _, stats, _) = Keeper::served();
+    stats.stats().write_errors.store(3, Relaxed);
     stats.stats().poisoned.store(3, Relaxed);
     thread::sleep(Duration::from_millis(if std::env::var_os("AT_ONCE").is_some() { 0 } else { 500 }));
+    stats.stats().write_errors.store(4, Relaxed);
     stats.stats().poisoned.store(4, Relaxed);
 }
 
 #[test]
-fn lost_data_are_told_of_once() {
+fn data_that_are_lost_or_stay_are_told_of_once() {
     let place = Place::new();
     for at_once in [false, true] {
         let mut command = prepared(&place, "loser", &["-s", "mem,size=64M", "--"]);
         let ended = finish(command.envs(at_once.then_some(("AT_ONCE", "1"))));
+        assert!(ended.err.contains("could not be written to swap"), "{}", ended.err);
         assert!(ended.err.contains("cannot be read back from swap as it was"), "{}", ended.err);
-        assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+        assert_eq!((ended.status, ended.err.lines().count()), (0, 2), "{}", ended.err);
     }
 }
 
