@@ -4,6 +4,7 @@
 //! correct. Reads files and the environment; changes nothing.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -89,7 +90,7 @@ impl Config {
             // A later file replaces what an earlier one says, it does not add to it.
             values.extend(parse(&path, &text)?);
         }
-        values.extend(from_environment(|name| std::env::var(name).ok()));
+        values.extend(from_environment(|name| std::env::var_os(name))?);
         values.extend(from_options(options));
         Self::understand(&values)
     }
@@ -113,7 +114,8 @@ impl Config {
 
 /// The files to read, weakest first, and whether each must be there.
 fn files(options: &SettingOptions) -> Vec<(PathBuf, bool)> {
-    let named = options.config.clone().or_else(|| std::env::var_os("PAGEOUT_CONFIG").map(PathBuf::from));
+    let from_environment = || std::env::var_os("PAGEOUT_CONFIG").filter(|path| !path.is_empty());
+    let named = options.config.clone().or_else(|| from_environment().map(PathBuf::from));
     if let Some(path) = named {
         return vec![(path, true)];
     }
@@ -147,18 +149,21 @@ fn parse(path: &Path, text: &str) -> Result<Values> {
 }
 
 /// `PAGEOUT_MEMORY` and so on; in `PAGEOUT_SWAP` several devices stand with `;` between them.
-fn from_environment(get: impl Fn(&str) -> Option<String>) -> Values {
+fn from_environment(get: impl Fn(&str) -> Option<OsString>) -> Result<Values> {
     let mut values = Values::new();
     for name in NAMES {
         let variable = format!("PAGEOUT_{}", name.to_ascii_uppercase().replace('-', "_"));
         let Some(text) = get(&variable).filter(|text| !text.is_empty()) else { continue };
+        let Ok(text) = text.into_string() else {
+            bail!("{variable}: not UTF-8; write it in UTF-8, or unset it")
+        };
         let separator = if name == "swap" { ';' } else { '\0' };
         let written = text
             .split(separator)
             .map(|part| Written { text: part.trim().into(), source: Source::Environment(variable.clone()) });
         values.insert(name, written.collect());
     }
-    values
+    Ok(values)
 }
 
 fn from_options(options: &SettingOptions) -> Values {
@@ -263,13 +268,16 @@ mod tests {
         let mut values =
             parse(Path::new("f"), "memory = 32M\nmax-order = 1\nswap = mem\nswap = /x\n").unwrap();
         assert_eq!(values["swap"].len(), 2);
-        values.extend(from_environment(|name| match name {
-            "PAGEOUT_MEMORY" => Some("64M".into()),
-            "PAGEOUT_MAX_ORDER" => Some("2".into()),
-            "PAGEOUT_SWAP" => Some("mem,size=1G; /a;/b".into()),
-            "PAGEOUT_STRICT" => Some("".into()),
-            _ => None,
-        }));
+        values.extend(
+            from_environment(|name| match name {
+                "PAGEOUT_MEMORY" => Some("64M".into()),
+                "PAGEOUT_MAX_ORDER" => Some("2".into()),
+                "PAGEOUT_SWAP" => Some("mem,size=1G; /a;/b".into()),
+                "PAGEOUT_STRICT" => Some("".into()),
+                _ => None,
+            })
+            .unwrap(),
+        );
         let options = SettingOptions { memory: Some("128M".into()), ..Default::default() };
         values.extend(from_options(&options));
         let config = Config::understand(&values).unwrap();

@@ -209,8 +209,15 @@ struct Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let is_ours = |about: fs::Metadata| (about.dev(), about.ino()) == self.id;
-        if fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
-            let _ = fs::remove_file(&self.path);
+        if !fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
+            return;
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            say::warning(format_args!(
+                "{}: not removed: {}; it holds what was the program's memory, remove it",
+                self.path.display(),
+                sys::reason(&error)
+            ));
         }
     }
 }
@@ -276,6 +283,12 @@ impl Opened {
     /// A file that is not there yet.
     fn new(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
         let name = path.display().to_string();
+        // A disk that is not there; a file in its place would be memory.
+        if std::path::absolute(path)
+            .is_ok_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
+        {
+            bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
+        }
         let directory = safe_directory(path, &name)?;
         let size = room_for(directory, spec)?;
         if dry {

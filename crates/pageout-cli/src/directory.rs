@@ -28,10 +28,11 @@ pub fn ready_runtime() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where what can be made again is kept: `$XDG_CACHE_HOME/pageout`, or `~/.cache/pageout`.
+/// Where what can be made again is kept: `$XDG_CACHE_HOME/pageout`, or `~/.cache/pageout`. A home that is not there
+/// (`/nonexistent`) is not to be made.
 pub fn cache() -> Option<PathBuf> {
-    let base = sys::directory_from("XDG_CACHE_HOME")
-        .or_else(|| sys::directory_from("HOME").map(|home| home.join(".cache")))?;
+    let home = || sys::directory_from("HOME").filter(|home| home.is_dir());
+    let base = sys::directory_from("XDG_CACHE_HOME").or_else(|| home().map(|home| home.join(".cache")))?;
     Some(base.join("pageout"))
 }
 

@@ -16,6 +16,7 @@ use crate::directory;
 use crate::kernel;
 use crate::memory;
 use crate::options::SettingOptions;
+use crate::say;
 use crate::size::Bytes;
 use crate::spec::Spec;
 use crate::sys;
@@ -29,18 +30,18 @@ struct Findings {
 
 impl Findings {
     fn good(&mut self, what: &str, found: impl Display) {
-        println!("good   {what:<12} {found}");
+        say::print(format_args!("good   {what:<12} {found}\n"));
     }
 
     /// A run works, but not as well as it could.
     fn weak(&mut self, what: &str, found: impl Display, remedy: impl Display) {
-        println!("weak   {what:<12} {found}\n       {:<12} {remedy}", "");
+        say::print(format_args!("weak   {what:<12} {found}\n       {:<12} {remedy}\n", ""));
     }
 
     /// A run does not work.
     fn lack(&mut self, what: &str, found: impl Display, remedy: impl Display) {
         self.lacks += 1;
-        println!("LACKS  {what:<12} {found}\n       {:<12} {remedy}", "");
+        say::print(format_args!("LACKS  {what:<12} {found}\n       {:<12} {remedy}\n", ""));
     }
 
     /// The same by an error: its last part says what to do, if it has several.
@@ -74,9 +75,9 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         Err(error) => findings.lack_by("agent", &error, ""),
     }
     match findings.lacks {
-        0 => println!("pageout run works here"),
-        1 => println!("pageout run does not work here: one thing is lacking"),
-        lacks => println!("pageout run does not work here: {lacks} things are lacking"),
+        0 => say::print("pageout run works here\n"),
+        1 => say::print("pageout run does not work here: one thing is lacking\n"),
+        lacks => say::print(format_args!("pageout run does not work here: {lacks} things are lacking\n")),
     }
     Ok(i32::from(findings.lacks > 0))
 }

@@ -35,7 +35,11 @@ mod tree;
 mod trunks;
 mod view;
 
-use anyhow::Result;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{bail, Result};
 use clap::{CommandFactory, Parser};
 
 use options::{Options, Verb};
@@ -47,7 +51,7 @@ fn main() {
             error.downcast_ref::<program::Refused>().map_or(program::FAILED, |refused| refused.status)
         }),
         Err(error) if !error.use_stderr() => {
-            let _ = error.print();
+            error.print().unwrap_or_else(|why| say::unheard(&why));
             0
         }
         Err(error) => {
@@ -73,12 +77,29 @@ fn carry_out(verb: &Verb) -> Result<i32> {
         Verb::Swapon(options) => swap::on(options),
         Verb::Swapoff(options) => swap::off(options),
         Verb::Doctor(options) => doctor::doctor(options),
+        Verb::Bench { args } => bench(args),
         Verb::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Options::command(), "pageout", &mut std::io::stdout());
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Options::command(), "pageout", &mut text);
+            say::print(String::from_utf8_lossy(&text));
             Ok(0)
         }
-        Verb::Man => man::write(&mut std::io::stdout()).map(|()| 0),
+        Verb::Man => {
+            let mut page = Vec::new();
+            man::write(&mut page)?;
+            say::print(String::from_utf8_lossy(&page));
+            Ok(0)
+        }
     }
+}
+
+/// Becomes `pageout-bench`, a program of its own: the one beside us, else by PATH.
+fn bench(args: &[OsString]) -> Result<i32> {
+    const NAME: &str = "pageout-bench";
+    let beside =
+        std::env::current_exe().map(|own| own.with_file_name(NAME)).ok().filter(|path| path.is_file());
+    let why = Command::new(beside.unwrap_or_else(|| NAME.into())).args(args).exec();
+    bail!("{NAME}: {}; in pageout's source: cargo install --path crates/{NAME}", sys::reason(&why))
 }
 
 /// What is wrong with the command line and where help is, in one line.
@@ -88,7 +109,8 @@ fn one_line(error: &clap::Error) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = paragraph.split_whitespace().collect();
     let line = words.join(" ");
-    let verb = std::env::args().nth(1).filter(|verb| Options::command().find_subcommand(verb).is_some());
+    let verb = std::env::args_os().nth(1).and_then(|verb| verb.into_string().ok());
+    let verb = verb.filter(|verb| Options::command().find_subcommand(verb).is_some());
     let help = verb.map_or_else(|| "pageout --help".into(), |verb| format!("pageout {verb} --help"));
     format!("{}; see {help}", line.strip_prefix("error: ").unwrap_or(&line))
 }

@@ -28,7 +28,8 @@ const SECTIONS: [(&str, &[&str]); 11] = [
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \
              as fast as it can, by 128 MiB while as many threads as there are CPUs do. What was worse is in \
              resident_peak_bytes.",
-            "The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
+            "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
+             The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
              into it (static, setuid, cleared environment), is said once for each program, or killed with --strict. What another \
              pageout run started below keeps that one's limit.",
         ],
@@ -36,7 +37,8 @@ const SECTIONS: [(&str, &[&str]); 11] = [
     (
         "SWAP DEVICES",
         &[
-            "PATH is a block device, an existing file, or a new one. A file must have mode 0600, belong to the user or root, and \
+            "PATH is a block device, an existing file, or a new one; it has no comma. Disks may be named by UUID=, LABEL=, \
+             PARTUUID= or PARTLABEL=, as swapon(8) takes them. A file must have mode 0600, belong to the user or root, and \
              lie in a directory that only its owner can write. An existing file or \
              block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
              end, unless processes live on that read from them (PROCESSES). A new file is made with mode 0600 and removed at the end. Where others can write \
@@ -147,7 +149,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
         "FILES",
         &[
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
-             repeated), swapin, max-order, strict and stats; # opens a comment.",
+             repeated), swapin, max-order, strict and stats. A line that begins with # is a comment.",
             "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent.",
         ],
     ),
@@ -204,6 +206,7 @@ fn synopsis(to: &mut dyn Write, command: &Command) -> io::Result<()> {
                 "stat" => " [OPTIONS] [DELAY [COUNT]]",
                 "swapon" => " SPEC [--run ID]",
                 "swapoff" => " NAME [--run ID]",
+                "bench" => " ARG...",
                 "completions" => " SHELL",
                 _ => "",
             };

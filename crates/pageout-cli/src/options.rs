@@ -32,6 +32,13 @@ pub enum Verb {
     Swapoff(SwapoffOptions),
     /// Say what this kernel and user may do, with the line that mends each lack
     Doctor(SettingOptions),
+    /// Compare with the kernel's swap: becomes pageout-bench
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What pageout-bench is to do, and its options
+        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Write the completions for a shell to standard output
     Completions {
         /// The shell
@@ -70,7 +77,7 @@ pub struct RunOptions {
 pub struct SettingOptions {
     /// Resident memory that the program and its descendants may keep together: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
     /// or max [default: 80%]
-    #[arg(short, long, value_name = "SIZE")]
+    #[arg(short, long, value_name = "SIZE", allow_negative_numbers = true)]
     pub memory: Option<String>,
 
     /// Where pages go; may be repeated. PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
@@ -83,7 +90,7 @@ pub struct SettingOptions {
     pub swapin: Option<String>,
 
     /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_order: Option<String>,
 
     /// Kill a descendant that pageout cannot be preloaded into, instead of saying so once
@@ -178,10 +185,10 @@ pub struct StatOptions {
     pub json: bool,
 
     /// Seconds between lines; without it there is one, of the time since the start
-    #[arg(value_name = "DELAY")]
+    #[arg(value_name = "DELAY", allow_negative_numbers = true)]
     pub delay: Option<String>,
 
     /// How many lines [default: until the tree ends]
-    #[arg(value_name = "COUNT")]
+    #[arg(value_name = "COUNT", allow_negative_numbers = true)]
     pub count: Option<String>,
 }

@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::device::PAGE;
 use crate::options::PsOptions;
 use crate::runs;
+use crate::say;
 use crate::size::Bytes;
 use crate::table::{self, Column};
 use crate::view::View;
@@ -25,11 +26,11 @@ pub fn ps(options: &PsOptions) -> Result<i32> {
     let views = runs::chosen(options.which.run.as_deref())?.into_iter().map(|(_, view)| view);
     let views: Vec<View> = views.collect();
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&views)?);
+        say::print(format_args!("{}\n", serde_json::to_string_pretty(&views)?));
         return Ok(0);
     }
     let rows: Vec<Vec<String>> = views.iter().flat_map(rows).collect();
-    print!("{}", table::padded(&COLUMNS, &rows, true));
+    say::print(table::padded(&COLUMNS, &rows, true));
     Ok(0)
 }
 

@@ -200,15 +200,15 @@ fn not_started(program: &Path, error: &std::io::Error) -> Refused {
 
 fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
     kernel::check()?;
-    println!("program  {}", program.display());
+    say::print(format_args!("program  {}\n", program.display()));
     match config.limit_bytes {
-        u64::MAX => println!("memory   max"),
-        bytes => println!("memory   {}", Bytes(bytes)),
+        u64::MAX => say::print("memory   max\n"),
+        bytes => say::print(format_args!("memory   {}\n", Bytes(bytes))),
     }
     for spec in specs {
         let (name, size) = Device::plan(spec)?;
-        println!("swap     {name}, up to {size}");
+        say::print(format_args!("swap     {name}, up to {size}\n"));
     }
-    println!("agent    {}", agent::ready(true)?.display());
+    say::print(format_args!("agent    {}\n", agent::ready(true)?.display()));
     Ok(0)
 }

@@ -1,8 +1,11 @@
-//! Lines for the user, on standard error. Any thread; the level is set once, before anything is said.
+//! Lines for the user, on standard error, and what was asked for, on standard output. Any thread; the level is set
+//! once, before anything is said.
 
 use std::fmt;
 use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::{program, sys};
 
 /// How much a line matters; the numbers are those of the `Log` message of keepers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,4 +60,16 @@ pub fn info(line: impl fmt::Display) {
 /// Says how it was done.
 pub fn debug(line: impl fmt::Display) {
     say(Level::Debug as u32, line);
+}
+
+/// Writes what was asked for to standard output.
+pub fn print(text: impl fmt::Display) {
+    let mut out = std::io::stdout();
+    out.write_all(text.to_string().as_bytes()).and_then(|()| out.flush()).unwrap_or_else(|why| unheard(&why));
+}
+
+/// Standard output takes nothing: nobody would hear the rest either.
+pub fn unheard(why: &std::io::Error) -> ! {
+    error(format_args!("standard output: {}", sys::reason(why)));
+    std::process::exit(program::FAILED)
 }

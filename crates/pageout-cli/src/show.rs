@@ -7,6 +7,7 @@ use serde_json::{json, Value};
 
 use crate::options::ShowOptions;
 use crate::runs;
+use crate::say;
 use crate::size::{Bytes, KIB};
 use crate::table::{self, Column};
 use crate::view::{DeviceView, View};
@@ -20,11 +21,11 @@ pub fn show(options: &ShowOptions) -> Result<i32> {
     let devices: Vec<(&View, &DeviceView)> =
         runs.iter().flat_map(|(_, view)| view.devices.iter().map(move |device| (view, device))).collect();
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&devices))?);
+        say::print(format_args!("{}\n", serde_json::to_string_pretty(&as_json(&devices))?));
         return Ok(0);
     }
     if options.summary {
-        print!("{}", summary(devices.iter().map(|(_, device)| *device)));
+        say::print(summary(devices.iter().map(|(_, device)| *device)));
         return Ok(0);
     }
     // Which tree a device is of is said only where there are several.
@@ -53,7 +54,7 @@ pub fn show(options: &ShowOptions) -> Result<i32> {
         true => table::raw(columns, &rows, headings),
         false => table::padded(columns, &rows, headings),
     };
-    print!("{text}");
+    say::print(text);
     Ok(0)
 }
 

@@ -1,6 +1,6 @@
 //! What `--swap` takes, as words. Opening what it names is `device`'s.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Result};
 
@@ -46,7 +46,7 @@ impl Spec {
         let place = match parts.next() {
             None | Some("") => bail!("{text}: takes {TAKES}"),
             Some("mem") => Place::Memory,
-            Some(path) => Place::Path(path.into()),
+            Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
         };
         let mut spec = Self { place, ..Self::unnamed() };
         spec.discard = false;
@@ -69,6 +69,13 @@ impl Spec {
     }
 }
 
+/// Where udev has a disk that is named by a tag, as swapon(8) takes it.
+fn tagged(name: &str) -> Option<PathBuf> {
+    let (tag, value) = name.split_once('=')?;
+    let is_tag = ["UUID", "LABEL", "PARTUUID", "PARTLABEL"].contains(&tag);
+    is_tag.then(|| Path::new("/dev/disk").join(format!("by-{}", tag.to_ascii_lowercase())).join(value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +89,9 @@ mod tests {
         assert!(spec.discard && spec.rotational);
         assert_eq!(Spec::parse("mem").unwrap().place, Place::Memory);
         assert_eq!(Spec::parse("./mem").unwrap().place, Place::Path("./mem".into()));
+        let disk = Place::Path("/dev/disk/by-partuuid/3-02".into());
+        assert_eq!(Spec::parse("PARTUUID=3-02,pri=1").unwrap().place, disk);
+        assert_eq!(Spec::parse("./UUID=3").unwrap().place, Place::Path("./UUID=3".into()));
     }
 
     #[test]

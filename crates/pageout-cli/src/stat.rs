@@ -8,6 +8,7 @@ use serde_json::{json, Map, Value};
 use crate::device::PAGE;
 use crate::options::StatOptions;
 use crate::runs;
+use crate::say;
 use crate::size::Bytes;
 use crate::view::View;
 
@@ -39,12 +40,12 @@ pub fn stat(options: &StatOptions) -> Result<i32> {
     for line in 0..count {
         let rates = Rates::between(before.as_ref(), &view);
         match options.json {
-            true => println!("{}", as_json(&view, &rates)),
+            true => say::print(format_args!("{}\n", as_json(&view, &rates))),
             false => {
                 if line % LINES == 0 {
-                    println!("{}", heading());
+                    say::print(format_args!("{}\n", heading()));
                 }
-                println!("{}", row(&view, &rates));
+                say::print(format_args!("{}\n", row(&view, &rates)));
             }
         }
         let Some(delay) = delay.filter(|_| line + 1 < count) else { break };

@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use common::{can_unshare, finish, is_root, set_mode, Place};
@@ -39,6 +41,9 @@ fn command_lines() {
     });
     let ended = finish(&mut place.pageout(["frob"]));
     assert_eq!(ended.err, "pageout: unrecognized subcommand 'frob'; see pageout --help\n");
+    let ended = finish(&mut place.pageout([OsStr::from_bytes(b"\xff")]));
+    assert_eq!(ended.err, "pageout: unrecognized subcommand '\u{fffd}'; see pageout --help\n");
+    assert_eq!(ended.status, 125);
 }
 
 #[test]
@@ -54,8 +59,7 @@ fn sizes_and_limits() {
     let place = Place::new();
     let takes = "takes a size like 512M, 4GiB, 50% or max";
     for size in ["12Q", "", "-1", "lots", "%", "M"] {
-        let option = format!("--memory={size}");
-        refused(&place, &[&option, "true"], 125, &format!("--memory {size}: {takes}"));
+        refused(&place, &["--memory", size, "true"], 125, &format!("--memory {size}: {takes}"));
     }
     refused(&place, &["-m", "8M", "true"], 125, "--memory 8M: too small; the least that works is 16M");
     refused(
@@ -96,6 +100,11 @@ fn environment_and_files() {
     let place = Place::new();
     let ended = finish(place.pageout(["run", "true"]).env("PAGEOUT_STRICT", "maybe"));
     assert_eq!(ended.err, "pageout: PAGEOUT_STRICT maybe: takes yes or no\n");
+    let ended = finish(place.pageout(["run", "true"]).env("PAGEOUT_MEMORY", OsStr::from_bytes(b"64M\xff")));
+    assert_eq!(ended.err, "pageout: PAGEOUT_MEMORY: not UTF-8; write it in UTF-8, or unset it\n");
+    assert_eq!(ended.status, 125);
+    let ended = finish(place.pageout(["run", "true"]).env("PAGEOUT_CONFIG", ""));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     let file = place.file("conf", b"# limits\nmemory = none\n", 0o600);
     let file = file.to_str().unwrap();
     refused(&place, &["--config", file, "true"], 125, {
@@ -166,6 +175,9 @@ fn swap_paths() {
         "gone/swap",
         "{}: its directory: no such file or directory; make it, or name another file",
     );
+    let no_device = "no such device; name one that lsblk shows, or a file elsewhere";
+    swap_refused(&place, "/dev/pageout0,size=64M", &format!("{{}}: {no_device}"));
+    swap_refused(&place, "LABEL=none", &format!("/dev/disk/by-label/none: {no_device}"));
     swap_refused(&place, "new,size=1M", "{}: too small: 1M; the least that works is 64M");
     swap_refused(&place, "mem,size=1M", "{}: too small: 1M; the least that works is 64M");
     assert!(!place.path("new").exists());
@@ -253,6 +265,18 @@ fn a_list_of_other_processes() {
     let ended = finish(&mut command);
     let line = "pageout: /proc: of another PID namespace; mount this one's: mount -t proc proc /proc\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
+}
+
+#[test]
+fn a_home_that_is_not_there_is_not_made() {
+    let place = Place::new();
+    let home = place.path("nonexistent");
+    fs::create_dir(place.path("runtime")).unwrap();
+    let mut command = place.pageout(["run", "true"]);
+    command.env_remove("PAGEOUT_AGENT").env("HOME", &home).env("XDG_RUNTIME_DIR", place.path("runtime"));
+    let ended = finish(&mut command);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert!(!home.exists());
 }
 
 #[test]

@@ -102,6 +102,31 @@ fn manual_completions_help_and_version() {
 }
 
 #[test]
+fn who_cannot_write_says_so() {
+    let place = Place::new();
+    for verb in ["ps", "show --summary", "doctor", "man", "completions bash", "--help", "run -n true"] {
+        let script = format!("exec {} {verb} >/dev/full", env!("CARGO_BIN_EXE_pageout"));
+        let ended = finish(place.prepared("sh").args(["-c", &script]));
+        let line = "pageout: standard output: no space left on device\n";
+        assert_eq!((ended.status, ended.err.as_str()), (125, line), "{verb}");
+    }
+}
+
+#[test]
+fn bench_is_the_program_beside() {
+    let place = Place::new();
+    let beside = place.path("pageout");
+    std::fs::copy(env!("CARGO_BIN_EXE_pageout"), &beside).unwrap();
+    let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick"]).env("PATH", "/"));
+    let line = "pageout: pageout-bench: no such file or directory; \
+                in pageout's source: cargo install --path crates/pageout-bench\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    place.file("pageout-bench", b"#!/bin/sh\necho \"$@\"\nexit 3\n", 0o700);
+    let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick", "--help"]));
+    assert_eq!((ended.status, ended.out.as_str()), (3, "quick --help\n"));
+}
+
+#[test]
 fn readers_that_have_seen_enough_are_no_error() {
     let place = Place::new();
     let script = format!("{} man | head -1 >/dev/null", env!("CARGO_BIN_EXE_pageout"));
