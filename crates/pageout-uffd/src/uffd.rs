@@ -75,14 +75,14 @@ impl Uffd {
     ///
     /// See [`OpenError`]; its text says what to do.
     pub fn open(wanted: Features, nonblock: bool) -> Result<Self, OpenError> {
-        open::open(wanted, nonblock).map(Self::from_fd)
+        open::open(wanted, nonblock).map(|fd| Self { fd })
     }
 
     /// As [`open`](Self::open), from `/dev/userfaultfd` opened earlier with [`open_device`](Self::open_device),
     /// say before a process gave up its privileges or its file system. The context is for the address space of
     /// the *caller*, whoever opened the device.
     pub fn open_on(device: BorrowedFd<'_>, wanted: Features, nonblock: bool) -> Result<Self, OpenError> {
-        open::open_on(device, wanted, nonblock).map(Self::from_fd)
+        open::open_on(device, wanted, nonblock).map(|fd| Self { fd })
     }
 
     /// Opens `/dev/userfaultfd` (Linux 6.1) for [`open_on`](Self::open_on), close-on-exec.
@@ -101,9 +101,13 @@ impl Uffd {
     }
 
     /// A context from its descriptor: one that came through a socket, or the child's of
-    /// [`Event::Fork`](crate::Event::Fork). The handshake must have been done. On any other descriptor all
-    /// requests fail.
-    pub const fn from_fd(fd: OwnedFd) -> Self {
+    /// [`Event::Fork`](crate::Event::Fork). The handshake must have been done, else all requests fail.
+    ///
+    /// # Safety
+    ///
+    /// It must be a userfaultfd. What is read from anything else is taken for events, too, and a descriptor that such an
+    /// event names for the reader's own.
+    pub const unsafe fn from_fd(fd: OwnedFd) -> Self {
         Self { fd }
     }
 

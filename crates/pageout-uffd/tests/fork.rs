@@ -50,7 +50,8 @@ fn the_child_is_served_by_its_own_context() {
     thread::scope(|scope| {
         let found = scope.spawn(move || read_in_child(address));
         let Event::Fork { child } = next(&uffd) else { panic!() };
-        let child = Uffd::from_fd(child);
+        // SAFETY: the child's context.
+        let child = unsafe { Uffd::from_fd(child) };
         let Event::Pagefault { address, .. } = next(&child) else { panic!() };
         // SAFETY: the child waits for this very page.
         unsafe { child.copy(address, source.at, PAGE, CopyMode::empty()) }.unwrap();

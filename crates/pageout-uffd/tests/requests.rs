@@ -308,7 +308,8 @@ fn nothing_to_read_is_again() {
 fn a_context_survives_its_trip_as_a_descriptor() {
     let Some(uffd) = context(Features::empty()) else { return };
     let pages = Pages::registered(1, &uffd, RegisterMode::MISSING);
-    let uffd = Uffd::from_fd(uffd.into_fd());
+    // SAFETY: it was one.
+    let uffd = unsafe { Uffd::from_fd(uffd.into_fd()) };
     // SAFETY: see above.
     unsafe { uffd.zeropage(pages.at, PAGE, true) }.unwrap();
     assert_eq!(pages.peek(0), 0);

@@ -80,7 +80,7 @@ impl Drop for Descriptors {
 /// They are [`Descriptors::numbers`], still open in the caller's table, and nobody else there has them.
 pub(super) unsafe fn linux(numbers: [RawFd; 2]) -> Result<Linux, LinuxError> {
     // SAFETY: by contract.
-    Linux::with_inline(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }))
+    unsafe { Linux::with_inline(numbers.map(|number| OwnedFd::from_raw_fd(number))) }
 }
 
 /// Engines with inline delivery that a process may have at once.

@@ -221,8 +221,12 @@ impl Linux {
     ///
     /// # Errors
     /// See [`LinuxError`].
-    pub fn with_inline([uffd, pagemap]: [OwnedFd; 2]) -> Result<Self, LinuxError> {
-        Self::with(Uffd::from_fd(uffd), pagemap)
+    ///
+    /// # Safety
+    /// They are what it gave.
+    pub unsafe fn with_inline([uffd, pagemap]: [OwnedFd; 2]) -> Result<Self, LinuxError> {
+        // SAFETY: by contract.
+        Self::with(unsafe { Uffd::from_fd(uffd) }, pagemap)
     }
 
     fn with(uffd: Uffd, pagemap: OwnedFd) -> Result<Self, LinuxError> {
