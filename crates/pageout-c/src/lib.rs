@@ -75,7 +75,8 @@ thread_local! {
 /// Keeps why a call fails.
 fn fail(why: impl Display) {
     let line = CString::new(why.to_string()).unwrap_or_default();
-    ERROR.with(|error| *error.borrow_mut() = line);
+    // At a thread's end it may be gone before what else the thread cleans up.
+    let _ = ERROR.try_with(|error| *error.borrow_mut() = line);
 }
 
 fn status(result: Result<(), impl Display>) -> c_int {
@@ -319,5 +320,6 @@ pub unsafe extern "C" fn pageout_stats(swap: *mut Handle, out: *mut Stats, size:
 /// See the header.
 #[no_mangle]
 pub extern "C" fn pageout_error() -> *const c_char {
-    ERROR.with(|error| error.borrow().as_ptr())
+    let gone = c"why a call failed is not known at a thread's end".as_ptr();
+    ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(gone)
 }

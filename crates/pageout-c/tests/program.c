@@ -51,6 +51,25 @@ static void write_pinned(pageout *swap, char *region)
     CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
+static pthread_key_t at_end;
+
+/* What a thread cleans up last, when the library has forgotten this thread. */
+static void use_at_end(void *swap)
+{
+    char *region = pageout_map(swap, PAGE);
+    CHECK(region != NULL && region[PAGE - 1] == 0);
+    CHECK(pageout_unpin(swap, region, PAGE) == -1);
+    CHECK(strlen(pageout_error()) > 0);
+    CHECK(pageout_unmap(swap, region) == 0);
+}
+
+static void *fail_and_end(void *swap)
+{
+    CHECK(pthread_setspecific(at_end, swap) == 0);
+    CHECK(pageout_map(swap, 0) == NULL);
+    return NULL;
+}
+
 int main(int count, char **arguments)
 {
     (void)arguments;
@@ -98,6 +117,10 @@ int main(int count, char **arguments)
     CHECK(pageout_unmap(swap, region) == 0);
     CHECK(pageout_map(swap, 0) == NULL);
     CHECK(pageout_map(swap, 5) != NULL);
+
+    CHECK(pthread_key_create(&at_end, use_at_end) == 0);
+    CHECK(pthread_create(&other, NULL, fail_and_end, swap) == 0);
+    CHECK(pthread_join(other, NULL) == 0);
     pageout_close(swap);
     pageout_close(NULL);
     return 0;
