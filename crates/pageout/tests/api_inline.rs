@@ -449,6 +449,62 @@ fn a_thread_that_blocks_sigbus_is_ended() {
     });
 }
 
+/// Reads all of this process's memory that can be read, as what reports crashes does, past any handler of signals.
+fn read_all_mapped() {
+    let mut bytes = vec![0u8; MIB];
+    for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|at| usize::from_str_radix(at, 16).unwrap());
+        if !rest.starts_with("rw") {
+            continue;
+        }
+        for at in (start..end).step_by(MIB) {
+            let len = MIB.min(end - at);
+            let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+            let from = libc::iovec { iov_base: at as *mut _, iov_len: len };
+            // SAFETY: what cannot be read is refused.
+            unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+        }
+    }
+}
+
+#[test]
+fn a_program_may_read_and_lock_all_that_it_has_mapped() {
+    well("a_program_may_read_and_lock_all_that_it_has_mapped", || {
+        for delivery in [Delivery::Handler, Delivery::Inline] {
+            for lock in [0, libc::MCL_CURRENT, libc::MCL_CURRENT | libc::MCL_ONFAULT] {
+                let Some(swap) = api_support::swap_on("mem,size=256M", |builder| builder.delivery(delivery))
+                else {
+                    continue;
+                };
+                let mut region = swap.map(40 * MIB).unwrap();
+                fill(region.as_mut_slice(), 1);
+                if lock == 0 {
+                    read_all_mapped();
+                // SAFETY: locks pages.
+                } else if unsafe { libc::mlockall(lock) } != 0 {
+                    println!("skipped: mlockall: {}", std::io::Error::last_os_error());
+                }
+                verify(region.as_slice(), 1);
+                fill(region.as_mut_slice(), 2);
+                // What is mapped now is not locked, and what was can leave again.
+                let mut other = swap.map(40 * MIB).unwrap();
+                // SAFETY: as above.
+                unsafe { libc::munlockall() };
+                for seed in 2..4 {
+                    fill(other.as_mut_slice(), seed);
+                    verify(region.as_slice(), seed);
+                    fill(region.as_mut_slice(), seed + 1);
+                    verify(other.as_slice(), seed);
+                }
+                let resident = region.stats().resident + other.stats().resident;
+                assert!(resident as u64 <= LIMIT.0 + SLACK, "{delivery:?} {lock}: {resident}");
+            }
+        }
+    });
+}
+
 /// A device that lies on a file, of which everything is then changed.
 #[test]
 fn what_is_lost_is_told_and_ends_the_program() {

@@ -18,7 +18,7 @@
 
 use super::devices::{Opened, Spec, Trunks};
 use super::inline;
-use super::managed::Managed;
+use super::managed::{Managed, THREADS};
 use super::memory::Mapping;
 use super::{Bytes, Error};
 use crate::engine::{Config, Engine, Swapin};
@@ -45,8 +45,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 /// A look takes at most this share of the time.
 const LOOK_SHARE: u32 = 50;
-/// Servers of faults.
-const SERVERS: usize = 4;
+/// Servers of faults: all threads but the first and the evictor.
+const SERVERS: usize = THREADS - 2;
 /// Looks after which units that could not leave are tried again.
 const UNPARK_LOOKS: u64 = 200;
 /// Clusters that one look discards at most.
@@ -208,6 +208,7 @@ impl Host {
             Place::new(cpus, devices.into_iter().map(|opened| (opened.config, opened.device)), trunks);
         let staging = [small.start()..small.end(), large.start()..large.end()];
         let kernel = Managed::new(linux, staging);
+        kernel.enlist();
         let frames = Frames::new(small.start(), frames / CHUNK, large.start(), huge);
         // SAFETY: `run` holds the plan, and so the counters, until the engine is gone.
         let stats: &'static Stats = unsafe { &*Arc::as_ptr(&plan.stats) };
@@ -230,6 +231,7 @@ impl Host {
 
     fn serve(&self) {
         let _last_word = EndOnPanic;
+        self.engine.kernel.enlist();
         let mut server = Box::new(Server::new());
         loop {
             let timeout_ns = match self.state.load(Ordering::Acquire) {
@@ -247,6 +249,7 @@ impl Host {
     fn evict(&self) {
         let _last_word = EndOnPanic;
         let engine = &self.engine;
+        engine.kernel.enlist();
         let mut out = Box::new(Outgoing::new());
         loop {
             let wanted = engine.wanted.heard();

@@ -7,9 +7,11 @@
 
 use crate::kernel::{Event, Found, Kernel, Linux, Partial};
 use crate::space::PAGE;
-use crate::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use core::ops::Range;
 use rustix::io::Errno;
+use rustix::mm::munlock;
+use rustix::thread::gettid;
 
 const RUNS: usize = 64;
 
@@ -22,11 +24,33 @@ pub(super) struct Managed {
     filled: AtomicIsize,
     /// Resident pages of regions at the last look.
     resident: AtomicUsize,
+    /// The engine's threads, by number. The program's are of the same process.
+    threads: [AtomicU32; THREADS],
 }
+
+/// As many as the engine may have, with the first.
+pub(super) const THREADS: usize = 6;
 
 impl Managed {
     pub(super) fn new(linux: Linux, staging: [Range<usize>; 2]) -> Self {
-        Self { linux, staging, filled: AtomicIsize::new(0), resident: AtomicUsize::new(0) }
+        let threads = [const { AtomicU32::new(0) }; THREADS];
+        Self { linux, staging, filled: AtomicIsize::new(0), resident: AtomicUsize::new(0), threads }
+    }
+
+    /// The caller is a thread of the engine from here on.
+    pub(super) fn enlist(&self) {
+        let number = gettid().as_raw_nonzero().get() as u32;
+        let enters = |own: &AtomicU32| own.compare_exchange(0, number, Relaxed, Relaxed).is_ok();
+        assert!(self.threads.iter().any(enters), "more threads than an engine has");
+    }
+
+    /// `mlockall` by the program locks what is mapped, frames too: they could not be given back, and regions that are
+    /// mapped later could not leave.
+    fn unlock_staging(&self) {
+        for range in &self.staging {
+            // SAFETY: our own mapping; no content changes.
+            let _ = unsafe { munlock(range.start as *mut _, range.len()) };
+        }
     }
 
     /// Takes the result of a walk over the page words.
@@ -73,6 +97,10 @@ impl Kernel for Managed {
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let result = self.linux.move_pages(to, from, len, wake);
+        if matches!(result, Err(Partial { errno: Errno::INVAL, .. })) {
+            // What is locked and what is not do not change places.
+            self.unlock_staging();
+        }
         let pages = done(&result, len);
         self.came(to, pages);
         self.went(from, pages);
@@ -86,7 +114,12 @@ impl Kernel for Managed {
     }
 
     fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial> {
-        self.linux.zero(at, len, wake)
+        if self.is_staging(at) {
+            self.unlock_staging();
+        }
+        let result = self.linux.zero(at, len, wake);
+        self.came(at, done(&result, len));
+        result
     }
 
     fn poison(&self, at: usize, len: usize) -> Result<(), Partial> {
@@ -95,6 +128,10 @@ impl Kernel for Managed {
 
     fn wake(&self, at: usize, len: usize) {
         self.linux.wake(at, len);
+    }
+
+    fn is_own(&self, thread: u32) -> bool {
+        self.threads.iter().any(|own| own.load(Relaxed) == thread)
     }
 
     fn call_here(&self, thread: u32, at: usize) {
@@ -155,6 +192,7 @@ impl Kernel for Managed {
     }
 
     fn make_huge(&self, at: usize) -> Result<(), Errno> {
+        self.unlock_staging();
         self.linux.make_huge(at)?;
         self.came(at, crate::space::BLOCK_PAGES);
         Ok(())
