@@ -23,14 +23,14 @@
 extern "C" {
 #endif
 
-/* A limit with its devices and its engine. Any number of them may be open. */
+/* A limit with its devices and its engine. Any number of them may be open, 64 by pageout_open_inline(). */
 typedef struct pageout pageout;
 
 /* What pageout_advise() takes. */
 enum pageout_advice {
     /* Used soon: what is out comes in before the call returns, at most half of the limit. */
     PAGEOUT_WILLNEED = 1,
-    /* Not needed any more: whole pages inside the range read as zeros from here on. */
+    /* Not needed any more: whole pages inside the range read as zeros from here on, and are not in memory, pinned or not. */
     PAGEOUT_DONTNEED = 2,
     /* Not used soon: leaves when its turn comes, however often it was used. */
     PAGEOUT_COLD = 3
@@ -60,7 +60,7 @@ struct pageout_stats {
 /*
  * Opens. memory_bytes is the limit of what all regions together keep in memory, at least 16 MiB (1 << 24).
  * devices are count specifications, used by priority: "PATH[,size=8G][,pri=5][,discard][,rotational]" or
- * "mem[,...]". With count 0: an unlinked file in $TMPDIR, else in the working directory.
+ * "mem[,...]"; others must not be able to write to the directory of PATH, as to /tmp. With count 0: an unlinked file in $TMPDIR, else in the working directory.
  */
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 
@@ -87,7 +87,12 @@ pageout *pageout_open_inline(uint64_t memory_bytes, const char *const *devices, 
  */
 void pageout_close(pageout *swap);
 
-/* Maps length bytes of zeros, 1 byte to 64 TiB, at a multiple of 2 MiB. Nothing is in memory until it is touched. */
+/*
+ * Maps length bytes of zeros, 1 byte to 64 TiB, at a multiple of 2 MiB. Nothing is in memory until it is touched.
+ * A handler of a signal may touch it, but for one that can interrupt malloc() where that has fewer locks than there are
+ * threads (musl; glibc with MALLOC_ARENA_MAX, or with more than eight threads a CPU): pageout_pin() what that one touches.
+ * The engine would wait for the lock that the interrupted thread holds, for ever.
+ */
 void *pageout_map(pageout *swap, size_t length);
 
 /* Unmaps a region: address is what pageout_map() returned. Fails while bytes of it are pinned. */

@@ -505,6 +505,29 @@ fn a_program_may_read_and_lock_all_that_it_has_mapped() {
     });
 }
 
+#[test]
+fn as_many_as_can_have_it_and_one_more() {
+    well("as_many_as_can_have_it_and_one_more", || {
+        let build =
+            || Swap::builder().memory(LIMIT).device("mem,size=64M").delivery(Delivery::Inline).build();
+        let mut swaps = Vec::new();
+        let refused = loop {
+            match build() {
+                Ok(swap) => swaps.push(swap),
+                Err(Error::Kernel(reason)) => return println!("skipped: {reason}"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(swaps.len(), 64);
+        assert!(matches!(refused, Error::Inline(_)), "{refused:?}");
+        assert!(refused.to_string().contains("as many have it as can, 64"), "{refused}");
+        swaps.pop();
+        let mut region = build().unwrap().map(32 * MIB).unwrap();
+        fill(region.as_mut_slice(), 1);
+        verify(region.as_slice(), 1);
+    });
+}
+
 /// A device that lies on a file, of which everything is then changed.
 #[test]
 fn what_is_lost_is_told_and_ends_the_program() {
@@ -552,9 +575,12 @@ fn what_is_lost_is_told_and_ends_the_program() {
         }
         let start = at as usize - region.as_ptr() as usize;
         let refused = region.pin(start..start + PAGE);
+        let refused = refused.unwrap_err();
         assert!(
-            matches!(refused, Err(Error::Memory { errno, .. }) if errno.raw_os_error() == libc::EHWPOISON)
+            matches!(refused, Error::Memory { errno, .. } if errno.raw_os_error() == libc::EHWPOISON),
+            "{refused:?}"
         );
+        assert!(refused.to_string().contains("a device has lost some of it"), "{refused}");
         assert!(region.stats().lost >= PAGE);
         // The handler is called once, comes back, and the next touch is not for it.
         touch(at.cast());

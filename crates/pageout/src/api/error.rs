@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// This kernel, or what this user may do on it, is not enough.
     Kernel(LinuxError),
-    /// The kernel refused memory.
+    /// The kernel refused memory, or an advice about it.
     Memory {
         /// What it was for.
         what: &'static str,
@@ -42,6 +42,8 @@ pub enum Error {
         /// The reason.
         errno: Errno,
     },
+    /// Threads cannot answer their own faults; why, and what to do.
+    Inline(&'static str),
     /// A thread of the engine could not be started or set apart from the program.
     Thread(std::io::Error),
     /// A region of no bytes, or of more than an address space has.
@@ -89,10 +91,18 @@ impl fmt::Display for Error {
             Self::Spec { spec, why } => write!(f, "device \"{spec}\": {why}"),
             Self::Device { name, why } => write!(f, "device {name}: {why}"),
             Self::Kernel(error) => error.fmt(f),
+            Self::Memory { what, len, errno: Errno::HWPOISON | Errno::FAULT } => write!(
+                f,
+                "{what} ({len}): a device has lost some of it; give these bytes up with DontNeed to use them again"
+            ),
+            Self::Memory { what, len, errno: Errno::INVAL } => {
+                write!(f, "{what} ({len}): the kernel refuses; the program has locked or changed the mapping")
+            }
             Self::Memory { what, len, errno } => write!(
                 f,
                 "no memory for {what} ({len}): {errno}; ask for less, or raise ulimit -v or vm.max_map_count"
             ),
+            Self::Inline(why) => write!(f, "inline delivery: {why}"),
             Self::Thread(error) => {
                 write!(f, "no thread for the engine: {error}; raise ulimit -u, or allow unshare(CLONE_FILES)")
             }

@@ -12,6 +12,7 @@
 //! own, ours does. For the same reason the API blocks signals where it takes such a lock.
 
 use super::managed::Managed;
+use super::{Bytes, Error};
 use crate::call::call;
 use crate::engine::Engine;
 use crate::fault::Server;
@@ -85,6 +86,8 @@ pub(super) unsafe fn linux(numbers: [RawFd; 2]) -> Result<Linux, LinuxError> {
 
 /// Engines with inline delivery that a process may have at once.
 const ENGINES: usize = 64;
+const ALL_TAKEN: &str =
+    "as many have it as can, 64; close one, or have this one's faults answered by the engine";
 /// Threads that may be in the handler at once; more wait.
 const SEATS: usize = 16;
 /// The fault path takes a few KiB.
@@ -170,7 +173,7 @@ impl Shared {
     }
 
     /// The program may have changed the action for SIGBUS since the last engine.
-    fn install(&self) -> Result<(), Errno> {
+    fn install(&self) -> Result<(), Error> {
         let mut backoff = Backoff::new();
         while self.table.installing.swap(true, SeqCst) {
             backoff.snooze();
@@ -205,15 +208,16 @@ pub(super) struct Presence(&'static Slot);
 impl Presence {
     /// # Safety
     /// The engine is there as long as this lives.
-    pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Errno> {
-        let shared = SHARED.get_or_init(Shared::new).as_ref().map_err(|errno| *errno)?;
-        shared.clean()?;
+    pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Error> {
+        let refused = |errno| Error::Memory { what: "inline delivery", len: Bytes(0), errno };
+        let shared = SHARED.get_or_init(Shared::new).as_ref().map_err(|errno| refused(*errno))?;
+        shared.clean().map_err(refused)?;
         shared.install()?;
         let pointer = engine as *const _ as *mut _;
         let enters = |slot: &&Slot| {
             slot.engine.compare_exchange(core::ptr::null_mut(), pointer, SeqCst, SeqCst).is_ok()
         };
-        shared.table.slots.iter().find(enters).map(Self).ok_or(Errno::NOSPC)
+        shared.table.slots.iter().find(enters).map(Self).ok_or(Error::Inline(ALL_TAKEN))
     }
 }
 
@@ -366,19 +370,20 @@ impl Action {
     }
 
     /// Makes it the action for SIGBUS; what was there before. With `None` nothing changes.
-    fn exchange(new: Option<&Self>) -> Result<Self, Errno> {
+    fn exchange(new: Option<&Self>) -> Result<Self, Error> {
         let mut before = MaybeUninit::<Self>::uninit();
         let new = new.map_or(0, |new| new as *const _ as usize);
         // SAFETY: as the kernel has it; the handlers follow the rules of handlers.
         unsafe {
-            call(__NR_rt_sigaction, [libc::SIGBUS as usize, new, before.as_mut_ptr() as usize, 8, 0, 0])?;
+            call(__NR_rt_sigaction, [libc::SIGBUS as usize, new, before.as_mut_ptr() as usize, 8, 0, 0])
+                .map_err(|_| Error::Inline("no handler of SIGBUS can be set; allow rt_sigaction"))?;
             Ok(before.assume_init())
         }
     }
 }
 
 /// Puts a handler of ours before the program's, unless one is there. One thread at a time.
-fn install() -> Result<(), Errno> {
+fn install() -> Result<(), Error> {
     let found = Action::exchange(None)?;
     if let Some(ours) = HANDLERS.iter().find(|ours| **ours as *const () as usize == found.handler) {
         // With flags and mask as we need them: the program may have put it back as it puts its own.
@@ -388,7 +393,9 @@ fn install() -> Result<(), Errno> {
     // has seen, unless it was before the same one already.
     let ends = found.handler == libc::SIG_DFL || found.handler == libc::SIG_IGN;
     let is_free = |before: &Before| before.get().is_none_or(|known| ends || known.handler == found.handler);
-    let entry = BEFORE.iter().position(is_free).ok_or(Errno::NOSPC)?;
+    let too_often =
+        "others put their handler of SIGBUS before ours too often; build the Swap before the last of them";
+    let entry = BEFORE.iter().position(is_free).ok_or(Error::Inline(too_often))?;
     // Should a signal come before the next call but one has returned, it is passed on all the same.
     BEFORE[entry].set(found);
     BEFORE[entry].set(Action::exchange(Some(&Action::ours(HANDLERS[entry])))?);

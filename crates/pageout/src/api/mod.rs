@@ -3,7 +3,7 @@
 //! ```no_run
 //! use pageout::{Bytes, Swap};
 //!
-//! let swap = Swap::builder().memory(Bytes::gib(1)).device("/var/tmp/swap,size=8G").build()?;
+//! let swap = Swap::builder().memory(Bytes::gib(1)).device("pageout.swap,size=8G").build()?;
 //! let mut region = swap.map(4 << 30)?;
 //! for (n, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
 //!     *word = n as u64;
@@ -28,7 +28,8 @@
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
 //! `/dev/userfaultfd`, or more rights; neither where threads answer their own faults, see [`Delivery`]. After a `fork` regions are the parent's alone. The engine opens all it needs when
 //! it is built, in a file table of its own: a program may close descriptors, drop privileges and lower its
-//! limits afterwards. A seccomp filter on all threads is on the engine's too.
+//! limits afterwards, but for those on address space, data and the size of files, which are the engine's, too: beyond the last
+//! no page can leave to a file. A seccomp filter on all threads is on the engine's too.
 
 mod bytes;
 mod devices;

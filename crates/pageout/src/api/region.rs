@@ -41,7 +41,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 pub enum Advice {
     /// It is used soon: what is out of it comes in before the call returns, at most half of the limit.
     WillNeed,
-    /// It is not needed any more: it reads as zeros from here on, and takes neither memory nor room on a device.
+    /// It is not needed any more: it reads as zeros from here on, and takes neither memory nor room on a device. What is
+    /// pinned goes, too, and is as if it had never been touched: pin it anew.
     DontNeed,
     /// It is not used soon: it leaves when its turn comes, however often it was used.
     Cold,
@@ -67,6 +68,11 @@ pub struct RegionStats {
 ///
 /// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
 /// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
+/// * **Handlers of signals** may touch it, but for one that can interrupt the allocator (`malloc`) where that has one lock for
+///   all threads, or fewer than threads (musl; glibc with `MALLOC_ARENA_MAX`, or with more than eight threads a CPU): the engine
+///   allocates, and would wait for the lock that the interrupted thread holds, for ever. [Pin](Region::pin) what such a handler
+///   touches.
+/// * **`mlock`, `mlockall`**: what the program locks stays, and counts. Regions mapped after `mlockall` are not locked.
 /// * **Direct I/O** works. `vmsplice`, `MSG_ZEROCOPY` and the like lend pages to the kernel without
 ///   telling anybody: [`Region::pin`] the bytes as long as they are lent.
 ///

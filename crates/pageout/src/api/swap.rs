@@ -22,7 +22,8 @@ pub const LEAST_MEMORY: Bytes = Bytes::mib(16);
 
 /// Memory under one limit: regions are mapped from it.
 ///
-/// Each `Swap` has an engine of its own, on a few threads that sleep when nothing happens; any number of them may be in a process. They run
+/// Each `Swap` has an engine of its own, on a few threads that sleep when nothing happens; any number of them may be in a process, 64
+/// of them with inline delivery. They run
 /// until the last region and the last clone of the `Swap` are gone. Cloning is cheap and names the same one.
 ///
 /// Any thread may use it.
@@ -99,7 +100,8 @@ impl fmt::Debug for Swap {
 ///   that are lost. One that is installed later must pass on what it does not know to the one that
 ///   `sigaction` returned, and be installed with all signals blocked (`sigfillset` of its `sa_mask`) where handlers of other
 ///   signals touch regions: until it has passed on, SIGBUS is blocked. The next `Swap` comes before it.
-/// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted.
+/// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted
+///   but an allocator that they share a lock of with the engine ([`Region`]).
 /// * **Stacks**: 4 KiB and the kernel's signal frame are used of the stack that signals are taken on (`sigaltstack`, if
 ///   there is one). Neither kind of stack may lie in a region.
 /// * **Descriptors**: two of the program's file table, high numbers and close-on-exec. If the program closes them, its faults
@@ -137,7 +139,8 @@ impl Builder {
     /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
     /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
     /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, and what lies
-    /// behind the room that `mkswap` was told of is left alone. Devices of higher priority are used first.
+    /// behind the room that `mkswap` was told of is left alone. Others must not be able to write to its directory, as to
+    /// `/tmp`. Devices of higher priority are used first.
     ///
     /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.
     pub fn device(mut self, spec: impl Into<String>) -> Self {
@@ -167,7 +170,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Limit`], [`Error::Spec`], [`Error::Device`], [`Error::Kernel`] (no userfaultfd with MOVE: Linux before 6.8, or
-    /// no access to `/dev/userfaultfd`), [`Error::Memory`] and [`Error::Thread`].
+    /// no access to `/dev/userfaultfd`), [`Error::Memory`], [`Error::Inline`] and [`Error::Thread`].
     pub fn build(self) -> Result<Swap, Error> {
         if self.memory < LEAST_MEMORY {
             return Err(Error::Limit { asked: self.memory, least: LEAST_MEMORY });
@@ -208,11 +211,7 @@ impl Builder {
                 if self.delivery == Delivery::Inline {
                     // SAFETY: its end, in `drop`, comes before the engine's.
                     let presence = unsafe { Presence::of(inner.handle.engine()) };
-                    inner.presence = Some(presence.map_err(|errno| Error::Memory {
-                        what: "one more Swap with inline delivery",
-                        len: Bytes(0),
-                        errno,
-                    })?);
+                    inner.presence = Some(presence?);
                 }
                 Ok(Swap { inner: Arc::new(inner) })
             }
