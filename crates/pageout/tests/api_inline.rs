@@ -498,8 +498,16 @@ fn a_program_may_read_and_lock_all_that_it_has_mapped() {
                     fill(region.as_mut_slice(), seed + 1);
                     verify(other.as_slice(), seed);
                 }
-                let resident = region.stats().resident + other.stats().resident;
-                assert!(resident as u64 <= LIMIT.0 + SLACK, "{delivery:?} {lock}: {resident}");
+                // What could not leave while it was locked is tried again now and then.
+                let since = Instant::now();
+                loop {
+                    let resident = region.stats().resident + other.stats().resident;
+                    if resident as u64 <= LIMIT.0 + SLACK {
+                        break;
+                    }
+                    assert!(since.elapsed().as_secs() < 30, "{delivery:?} {lock}: {resident}");
+                    fill(other.as_mut_slice(), 5);
+                }
             }
         }
     });
