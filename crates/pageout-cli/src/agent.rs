@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail, Result};
 
 use crate::directory;
+use crate::program;
 use crate::say;
 use crate::sys;
 
@@ -37,6 +38,16 @@ pub fn ready(dry: bool) -> Result<PathBuf> {
         if !loadable(&agent) {
             bail!("PAGEOUT_AGENT {}: {UNLOADABLE}", agent.display());
         }
+        // The loader would go on without it.
+        let named = agent.display();
+        let is_library = agent.is_file().then(|| File::open(&agent)).transpose();
+        match is_library.and_then(|file| file.map_or(Ok(false), |file| program::is_library(&file))) {
+            Ok(true) => {}
+            Err(e) if e.kind() != ErrorKind::UnexpectedEof => {
+                bail!("PAGEOUT_AGENT {named}: {}", sys::reason(&e))
+            }
+            _ => bail!("PAGEOUT_AGENT {named}: no library of this machine; unset it"),
+        }
         return Ok(agent);
     }
     let (directories, chosen) = candidates();
@@ -45,7 +56,8 @@ pub fn ready(dry: bool) -> Result<PathBuf> {
     }
     let mut first = None;
     for directory in directories {
-        match unpack(&directory, BYTES, NAME) {
+        let checked = if chosen { directory::check_chosen(&directory) } else { Ok(()) };
+        match checked.and_then(|()| unpack(&directory, BYTES, NAME)) {
             Ok(path) => return Ok(path),
             Err(error) => {
                 say::debug(format_args!("{error:#}"));

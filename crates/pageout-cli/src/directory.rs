@@ -54,19 +54,34 @@ pub fn ensure_private(path: &Path) -> Result<()> {
 
 /// Checks that a directory is the user's alone.
 pub fn check_private(path: &Path) -> Result<()> {
+    match flaw(path)? {
+        Some((cause, remedy)) => bail!("{}: {cause}; {remedy}", path.display()),
+        None => Ok(()),
+    }
+}
+
+/// The same of one that the user chose, if it is there: it may hold what is not ours to shut or to remove.
+pub fn check_chosen(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path).is_ok().then(|| flaw(path)).transpose()?.flatten() {
+        Some((cause, _)) => bail!("{}: {cause}", path.display()),
+        None => Ok(()),
+    }
+}
+
+/// What is wrong with a directory, and what to do if it is ours.
+fn flaw(path: &Path) -> Result<Option<(String, String)>> {
     let shown = path.display();
     // A link that somebody put there is no directory of ours.
     let about = fs::symlink_metadata(path).with_context(|| shown.to_string())?;
     if !about.is_dir() {
-        bail!("{shown}: is not a directory; remove it");
+        return Ok(Some(("is not a directory".into(), "remove it".into())));
     }
     if about.uid() != sys::euid() {
-        bail!(
-            "{shown}: belongs to another user; remove it, or set XDG_RUNTIME_DIR to a directory of your own"
-        );
+        let remedy = "remove it, or set XDG_RUNTIME_DIR to a directory of your own";
+        return Ok(Some(("belongs to another user".into(), remedy.into())));
     }
-    if about.mode() & 0o077 != 0 {
-        bail!("{shown}: others can enter it (mode {:04o}); run chmod 700 {shown}", about.mode() & 0o7777);
-    }
-    Ok(())
+    let mode = about.mode() & 0o7777;
+    let open = (mode & 0o077 != 0)
+        .then(|| (format!("others can enter it (mode {mode:04o})"), format!("run chmod 700 {shown}")));
+    Ok(open)
 }

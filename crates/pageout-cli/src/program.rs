@@ -202,27 +202,64 @@ fn gains_privileges(path: &Path, file: &File) -> std::io::Result<Option<Obstacle
 
 /// What an ELF file's headers tell.
 fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
+    if !is_for_us(head) {
+        return Ok(Some(Obstacle::Foreign));
+    }
+    const PT_INTERP: u32 = 3;
+    Ok(segment(file, head, PT_INTERP)?.is_none().then_some(Obstacle::Static))
+}
+
+/// Whether the loader takes a file for a library to preload.
+pub fn is_library(file: &File) -> std::io::Result<bool> {
+    const ET_DYN: u16 = 3;
+    const PT_DYNAMIC: u32 = 2;
+    const DT_FLAGS_1: u64 = 0x6fff_fffb;
+    const DF_1_PIE: u64 = 0x0800_0000;
+    let mut head = [0; 256];
+    let len = file.read_at(&mut head, 0)?;
+    let head = &head[..len];
+    if !head.starts_with(b"\x7fELF") || !is_for_us(head) || u16_at(head, 16) != Some(ET_DYN) {
+        return Ok(false);
+    }
+    let Some((offset, len)) = segment(file, head, PT_DYNAMIC)? else { return Ok(false) };
+    // A program may be of the same type; that it is one stands among its flags.
+    let mut dynamic = vec![0; len.min(1 << 16) as usize];
+    file.read_exact_at(&mut dynamic, offset)?;
+    let is_program = |entry: &[u8]| {
+        u64_at(entry, 0) == Some(DT_FLAGS_1) && u64_at(entry, 8).is_some_and(|flags| flags & DF_1_PIE != 0)
+    };
+    Ok(!dynamic.chunks_exact(16).any(is_program))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")))
+}
+
+/// Whether an ELF file is for this machine, by a head that is whole.
+fn is_for_us(head: &[u8]) -> bool {
     const CLASS_64: u8 = 2;
     const LITTLE_ENDIAN: u8 = 1;
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    const PT_INTERP: u32 = 3;
-    let u16_at = |at: usize| head.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-    let u64_at =
-        |at: usize| head.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
-    if head.get(4..6) != Some(&[CLASS_64, LITTLE_ENDIAN]) || u16_at(18) != Some(MACHINE) {
-        return Ok(Some(Obstacle::Foreign));
-    }
-    let (Some(offset), Some(size), Some(count)) = (u64_at(32), u16_at(54), u16_at(56)) else {
-        return Ok(Some(Obstacle::Foreign));
-    };
+    const HEADER: usize = 64;
+    head.len() >= HEADER && head[4..6] == [CLASS_64, LITTLE_ENDIAN] && u16_at(head, 18) == Some(MACHINE)
+}
+
+/// Where in an ELF file the first segment of a kind is, and its length there.
+fn segment(file: &File, head: &[u8], kind: u32) -> std::io::Result<Option<(u64, u64)>> {
+    let (table, size, count) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56));
+    let (Some(table), Some(size), Some(count)) = (table, size, count) else { return Ok(None) };
     for index in 0..u64::from(count) {
-        let mut kind = [0; 4];
-        file.read_exact_at(&mut kind, offset.saturating_add(index * u64::from(size)))?;
-        if u32::from_le_bytes(kind) == PT_INTERP {
-            return Ok(None);
+        let mut entry = [0; 40];
+        file.read_exact_at(&mut entry, table.saturating_add(index * u64::from(size)))?;
+        if entry[..4] == kind.to_le_bytes() {
+            return Ok(u64_at(&entry, 8).zip(u64_at(&entry, 32)));
         }
     }
-    Ok(Some(Obstacle::Static))
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -305,6 +305,34 @@ fn agent_directories() {
     assert_eq!(ended.status, 125);
 }
 
+/// What the user named may be another's: nothing is said of shutting or removing it.
+#[test]
+fn agents_that_are_none() {
+    let place = Place::new();
+    let refused = |variable: &str, value: &str, why: &str| {
+        let mut command = place.pageout(["run", "true"]);
+        let ended = finish(command.env_remove("PAGEOUT_AGENT").env(variable, value));
+        assert_eq!((ended.status, ended.err), (125, format!("pageout: {why}\n")));
+    };
+    fs::create_dir(place.path("open")).unwrap();
+    set_mode(&place.path("open"), 0o755);
+    let open = place.path("open").canonicalize().unwrap().display().to_string();
+    let text = place.file("text", b"text", 0o644).canonicalize().unwrap().display().to_string();
+    let program = fs::canonicalize("/bin/true").unwrap().display().to_string();
+    for none in [&text, &program, &open] {
+        refused(
+            "PAGEOUT_AGENT",
+            none,
+            &format!("PAGEOUT_AGENT {none}: no library of this machine; unset it"),
+        );
+    }
+    let remedy = "set PAGEOUT_AGENT_DIR to another directory";
+    refused("PAGEOUT_AGENT_DIR", &open, {
+        &format!("agent: {open}: others can enter it (mode 0755); {remedy}")
+    });
+    refused("PAGEOUT_AGENT_DIR", &text, &format!("agent: {text}: is not a directory; {remedy}"));
+}
+
 /// As a user who may not use userfaultfd, nor write what belongs to others.
 #[test]
 fn without_privileges() {
