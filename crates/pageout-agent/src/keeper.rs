@@ -103,6 +103,12 @@ impl Path {
     fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    /// Is there what the socket lies in?
+    fn has_directory(&self) -> bool {
+        let end = self.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        rustix::fs::stat(&self.bytes[..end]).is_ok()
+    }
 }
 
 /// The engine, once it works.
@@ -320,10 +326,13 @@ extern "C" fn keeper(_: usize) -> ! {
     let (link, welcome) = match Link::connect(path.as_bytes(), program, me) {
         Ok(met) => met,
         Err(errno) => {
-            let line = alloc::format!(
-                "pageout: process {program} runs without a limit: its run does not answer ({errno})\n"
-            );
-            sys::complain(line.as_bytes());
+            // Whom another mount hides the socket from is told of by run itself: once for each program.
+            if errno != Errno::NOENT || path.has_directory() {
+                let line = alloc::format!(
+                    "pageout: process {program} runs without a limit: its run does not answer ({errno})\n"
+                );
+                sys::complain(line.as_bytes());
+            }
             leave(0)
         }
     };

@@ -106,7 +106,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
-    let status = look_after(main, &signals, &mut server, Strays::new(config.strict));
+    let strays = Strays::new(config.strict, &agent, server.socket_path());
+    let status = look_after(main, &signals, &mut server, strays);
     server.close();
     let status = status?;
     if let Some(place) = place {

@@ -2,7 +2,7 @@
 //!
 //! The agent says hello before `main`, and a fork's child before it goes on. So a process that looks at /proc find
 //! without a connection for a second has none to come; unless the machine is so busy that its keeper, which is there,
-//! had no time to say it; or it is stopped, or another `pageout run` limits it.
+//! had no time to say it; or it is still being loaded; or it is stopped, or another `pageout run` limits it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,6 +20,8 @@ use crate::tree::{self, Process};
 const SHORTEST: Duration = Duration::from_millis(200);
 /// How long a process may take to say hello.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same while it is being loaded: a large program on a busy machine, or from a slow disk.
+const LOADING: Duration = Duration::from_secs(30);
 /// Between two looks in the end: a look reads all of /proc.
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -27,19 +29,44 @@ const LONGEST: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Strays {
     strict: bool,
+    /// The file of the agent, and the socket where it says hello.
+    agent: PathBuf,
+    socket: PathBuf,
     interval: Duration,
     next: Instant,
-    /// Without a connection at the last look, number and start, and since when.
-    suspects: HashMap<(i32, u64), Instant>,
+    /// Without a connection at the last look: number, start and stack.
+    suspects: HashMap<(i32, u64, u64), Suspect>,
     /// Programs that were told of.
     told: HashSet<PathBuf>,
 }
 
+/// Who may be one.
+#[derive(Debug, Clone, Copy)]
+struct Suspect {
+    since: Instant,
+    /// Since when the agent is known to have begun there.
+    begun: Option<Instant>,
+    /// It is one, and was treated so.
+    stray: bool,
+}
+
+/// How far the agent has come with a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Not to its first instruction: the process is still being loaded.
+    Loading,
+    /// Beyond it.
+    Begun,
+    /// It does not come there.
+    Never,
+}
+
 impl Strays {
     /// Nothing seen yet. `strict`: kill them.
-    pub fn new(strict: bool) -> Self {
-        let next = Instant::now() + SHORTEST;
-        Self { strict, interval: SHORTEST, next, suspects: HashMap::new(), told: HashSet::new() }
+    pub fn new(strict: bool, agent: &Path, socket: &Path) -> Self {
+        let (agent, socket) = (agent.to_owned(), socket.to_owned());
+        let (interval, next) = (SHORTEST, Instant::now() + SHORTEST);
+        Self { strict, agent, socket, interval, next, suspects: HashMap::new(), told: HashSet::new() }
     }
 
     /// Until the next look.
@@ -65,13 +92,29 @@ impl Strays {
         let mut suspects = HashMap::new();
         let (now, mut news) = (Instant::now(), false);
         for process in alone {
-            let identity = (process.pid, process.started);
-            let since = self.suspects.get(&identity).copied().unwrap_or(now);
-            match now - since >= PATIENCE {
-                true if !has_keeper(process) => self.treat(process, &is_told),
-                _ => news = true,
+            // Each program that it executes has its time.
+            let identity = (process.pid, process.started, process.stack);
+            let new = Suspect { since: now, begun: None, stray: false };
+            let mut suspect = self.suspects.get(&identity).copied().unwrap_or(new);
+            let age = now - suspect.since;
+            let is_awaited = |suspect: &mut Suspect| match self.stage(process) {
+                Stage::Loading => age < LOADING,
+                // Just now, maybe; or who is to start the keeper, on the same memory, gets no time.
+                Stage::Begun => {
+                    let mut others = all.iter().filter(|other| other.pid != process.pid);
+                    let mut is_starting =
+                        || process.starved || others.any(|other| sys::same_memory(other.pid, process.pid));
+                    now - *suspect.begun.get_or_insert(now) < PATIENCE || age < LOADING && is_starting()
+                }
+                Stage::Never => false,
+            };
+            let may_come =
+                age < PATIENCE || has_keeper(process) || !suspect.stray && is_awaited(&mut suspect);
+            if !may_come && !suspect.stray {
+                suspect.stray = self.treat(process, &is_told);
             }
-            suspects.insert(identity, since);
+            news |= may_come;
+            suspects.insert(identity, suspect);
         }
         self.suspects = suspects;
         if !self.strict {
@@ -80,31 +123,68 @@ impl Strays {
         self.next = Instant::now() + if news { SHORTEST } else { self.interval };
     }
 
-    fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) {
+    /// False: to be tried again.
+    fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) -> bool {
         let Process { pid, name, .. } = process;
-        let link = PathBuf::from(format!("/proc/{pid}/exe"));
         if self.strict {
-            let Ok(pidfd) = PidFd::open(*pid) else { return };
+            let Ok(pidfd) = PidFd::open(*pid) else { return false };
             // While there is something to be read of it.
-            let why = reason(*pid, &link);
+            let why = self.reason(*pid);
             // The number may have gone to another process before it was held.
             if Process::of(*pid).is_some_and(|now| now.started == process.started) {
                 pidfd.kill(libc::SIGKILL);
                 say::error(format_args!("{pid} ({name}): {why}; killed (--strict)"));
             }
-            return;
+            return true;
         }
         if is_told(name) {
-            return;
+            return true;
         }
-        let program = match fs::read_link(&link) {
+        let program = match fs::read_link(exe(*pid)) {
             // Another user's.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => PathBuf::from(name),
-            Err(_) => return,
+            Err(_) => return false,
             Ok(program) => program,
         };
         if self.told.insert(program) {
-            say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", reason(*pid, &link)));
+            say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", self.reason(*pid)));
+        }
+        true
+    }
+
+    fn stage(&self, process: &Process) -> Stage {
+        let pid = process.pid;
+        let is_preloaded = matches!(program::obstacle(&exe(pid)), Ok(None)) && is_ours(pid) && was_told(pid);
+        match is_preloaded.then(|| Loaded::of(pid, "smaps", &self.agent)).flatten() {
+            Some(Loaded { agent: true, begun: true, .. }) => Stage::Begun,
+            Some(Loaded { agent: true, .. }) => Stage::Loading,
+            // What is preloaded is mapped first: so far there are the program and the loader.
+            Some(Loaded { files: ..=2, .. }) if process.starved => Stage::Loading,
+            _ => Stage::Never,
+        }
+    }
+
+    /// Why a process has no keeper.
+    fn reason(&self, pid: i32) -> String {
+        if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
+            return format!("{obstacle}, so pageout cannot be preloaded");
+        }
+        if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
+            return format!("runs as another user than pageout ({user}), so pageout was not preloaded");
+        }
+        if !was_told(pid) {
+            return "its environment was cleared, so pageout was not preloaded".into();
+        }
+        if !Loaded::of(pid, "maps", &self.agent).is_some_and(|loaded| loaded.agent) {
+            return "runs without pageout's agent".into();
+        }
+        let socket = self.socket.display();
+        match fs::symlink_metadata(format!("/proc/{pid}/root{socket}")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => format!(
+                "run's socket, {socket}, is hidden from it; show it that, or set XDG_RUNTIME_DIR to a directory that \
+                 it sees"
+            ),
+            _ => "pageout's agent got no keeper in it".into(),
         }
     }
 }
@@ -128,21 +208,81 @@ fn user_of(pid: i32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Why a process has no agent.
-fn reason(pid: i32, program: &Path) -> String {
-    if let Ok(Some((_, obstacle))) = program::obstacle(program) {
-        return format!("{obstacle}, so pageout cannot be preloaded");
+/// How far the loader has come with a process.
+#[derive(Debug, PartialEq, Eq)]
+struct Loaded {
+    /// The agent is there.
+    agent: bool,
+    /// And has begun: there is what it maps first, which a fork's child finds empty (see its `memory.rs`).
+    begun: bool,
+    /// Files that are mapped.
+    files: usize,
+}
+
+impl Loaded {
+    /// From what `maps` or `smaps` of a process says, of which only the latter tells who has begun.
+    fn of(pid: i32, list: &str, agent: &Path) -> Option<Self> {
+        Some(Self::read(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{list}")).ok()?), agent))
     }
-    if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
-        return format!("runs as another user than pageout ({user}), so pageout was not preloaded");
+
+    fn read(list: &str, agent: &Path) -> Self {
+        let files: HashSet<&Path> =
+            list.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).collect();
+        let (mut there, mut begun) = (0, false);
+        for line in list.lines() {
+            let (name, rest) = line.split_once(':').unwrap_or_default();
+            let bytes = || rest.split_whitespace().next()?.parse::<u64>().ok();
+            match name {
+                "Rss" => there = bytes().unwrap_or(0),
+                "Swap" => there += bytes().unwrap_or(0),
+                "VmFlags" => begun |= there > 0 && rest.split_whitespace().any(|flag| flag == "wf"),
+                _ => {}
+            }
+        }
+        // Another mount namespace may have it elsewhere.
+        let agent = files.iter().any(|path| path.file_name() == agent.file_name());
+        Self { agent, begun, files: files.len() }
     }
+}
+
+/// What a process executes.
+fn exe(pid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/exe"))
+}
+
+/// Whether a process is the user's who runs us.
+fn is_ours(pid: i32) -> bool {
+    user_of(pid) == Some(sys::euid())
+}
+
+/// Whether a process was told what to preload, and where run is.
+fn was_told(pid: i32) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let has = |name: &str| {
         let start = format!("{name}=");
         environment.split(|byte| *byte == 0).any(|entry| entry.starts_with(start.as_bytes()))
     };
-    match has(pageout::wire::ENV_RUN) && has("LD_PRELOAD") {
-        true => "runs without pageout's agent".into(),
-        false => "its environment was cleared, so pageout was not preloaded".into(),
+    has(pageout::wire::ENV_RUN) && has("LD_PRELOAD")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_how_far_the_loader_is() {
+        let area = |path: &str, rss: u32, flags: &str| {
+            format!("7f00-7f10 r-xp 00000000 fd:01 77    {path}\nRss: {rss} kB\nSwap: 0 kB\nVmFlags: rd {flags} \n")
+        };
+        let new = area("/bin/x", 4, "ex") + &area("/lib/ld.so", 4, "ex") + &area("/bin/x", 0, "wr");
+        let read = |list: &str| {
+            let Loaded { agent, begun, files } = Loaded::read(list, Path::new("/c/agent.so"));
+            (agent, begun, files)
+        };
+        assert_eq!(read(&new), (false, false, 2));
+        let mapped = new + &area("/other/agent.so", 4, "ex");
+        assert_eq!(read(&mapped), (true, false, 3));
+        assert_eq!(read(&(mapped.clone() + &area("", 0, "wf"))), (true, false, 3));
+        assert_eq!(read(&(mapped + &area("", 4, "wf"))), (true, true, 3));
     }
 }

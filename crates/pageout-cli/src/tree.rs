@@ -19,6 +19,10 @@ pub struct Process {
     pub ending: bool,
     /// It is stopped, by a signal or by who traces it.
     pub stopped: bool,
+    /// Where its stack began, if that can be seen: elsewhere when it executes another program.
+    pub stack: u64,
+    /// It wants to run, or waits for a disk, and has hardly run at all.
+    pub starved: bool,
 }
 
 impl Process {
@@ -29,18 +33,23 @@ impl Process {
 
     fn parse(stat: &str) -> Option<Self> {
         const PF_EXITING: u64 = 0x4;
+        /// Hundredths of a second.
+        const HARDLY: u64 = 50;
         // The name is in parentheses and may hold anything, also parentheses.
         let (left, right) = stat.rsplit_once(") ")?;
         let (pid, name) = left.split_once(" (")?;
         let fields: Vec<&str> = right.split(' ').collect();
-        let flags: u64 = fields.get(6)?.parse().ok()?;
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let flags = number(6)?;
         Some(Self {
             pid: pid.parse().ok()?,
             parent: fields.get(1)?.parse().ok()?,
             name: name.to_owned(),
-            started: fields.get(19)?.parse().ok()?,
+            started: number(19)?,
             ending: matches!(*fields.first()?, "Z" | "X") || flags & PF_EXITING != 0,
             stopped: matches!(*fields.first()?, "T" | "t"),
+            stack: number(25).unwrap_or(0),
+            starved: matches!(*fields.first()?, "R" | "D") && number(11)? + number(12)? < HARDLY,
         })
     }
 }
@@ -140,7 +149,8 @@ mod tests {
     use super::*;
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid, parent, name: "x".into(), started: 1, ending: false, stopped: false }
+        let (name, started, stack) = ("x".into(), 1, 2);
+        Process { pid, parent, name, started, stack, ending: false, stopped: false, starved: false }
     }
 
     #[test]
@@ -148,7 +158,10 @@ mod tests {
         let line = "12 (a) (b c) S 3 4 5 0 -1 4194308 1 2 3 4 5 6 7 8 20 0 1 0 777 9 10";
         let read = Process::parse(line).unwrap();
         assert_eq!((read.pid, read.parent, read.name.as_str(), read.started), (12, 3, "a) (b c", 777));
-        assert!(read.ending && !read.stopped);
+        assert!(read.ending && !read.stopped && !read.starved);
+        let line = "12 (a) R 3 4 5 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 777 9 10 11 12 13 14 15 16 17 18";
+        let read = Process::parse(line).unwrap();
+        assert_eq!((read.stack, read.starved), (14, true));
         assert_eq!(Process::parse("12 (a) S"), None);
     }
 

@@ -468,6 +468,53 @@ fn a_program_without_libc_has_the_agent_too() {
     assert_eq!((ended.status, ended.err.as_str()), (7, ""));
 }
 
+/// It was killed: a large program on a busy machine takes as long.
+#[test]
+fn who_is_loaded_slowly_is_no_stray() {
+    let place = Place::new();
+    let source = place.file(
+        "slow.c",
+        br#"
+        #include <unistd.h>
+        static int real(void) { return 7; }
+        static int (*resolve(void))(void) {
+            long three[2] = {3, 0}, out;
+            __asm__ volatile("syscall" : "=a"(out) : "a"(35L), "D"(three), "S"(0L) : "rcx", "r11", "memory");
+            return real;
+        }
+        int chosen(void) __attribute__((ifunc("resolve")));
+        int main(void) { usleep(2600000); return chosen(); }
+        "#,
+        0o600,
+    );
+    let mut compiler = place.prepared("cc");
+    compiler.args(["-O1", "-fno-stack-protector", "-Wl,-z,now", "-o"]).arg(place.path("slow")).arg(source);
+    assert_eq!(finish(&mut compiler).status, 0);
+    for program in [&["./slow"][..], &["sh", "-c", "./slow; exit $?"]] {
+        let command = [&["run", "--strict", "-m", "64M"], program].concat();
+        let ended = finish(place.pageout(command).env_remove("PAGEOUT_AGENT"));
+        assert_eq!((ended.status, ended.err.as_str()), (7, ""));
+    }
+}
+
+/// As in a sandbox with a /tmp of its own.
+#[test]
+fn who_does_not_see_the_socket_is_told_of_once() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    let runtime = place.path("runtime");
+    fs::create_dir(&runtime).unwrap();
+    let script = "mount -t tmpfs none runtime; for i in 1 2 3; do env true; done; sleep 3";
+    let mut command = place.pageout(["run", "-m", "64M", "unshare", "-m", "sh", "-c", script]);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT").env("XDG_RUNTIME_DIR", &runtime));
+    let why = format!(" (sleep): run's socket, {}/pageout/", runtime.display());
+    assert!(ended.err.contains(&why), "{}", ended.err);
+    assert!(ended.err.ends_with("that it sees; its memory is not limited\n"), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+}
+
 #[test]
 fn valgrind_runs_without_the_agent() {
     let place = Place::new();
@@ -475,10 +522,14 @@ fn valgrind_runs_without_the_agent() {
         eprintln!("skipped: no valgrind");
         return;
     }
-    let script = ["sh", "-c", "echo one; (echo two); exit 7"];
+    // Its tool is told of if it runs for more than a second: here it always does.
+    let script = ["sh", "-c", "echo one; (echo two); sleep 2; exit 7"];
     let command = ["run", "-m", "64M", "valgrind", "-q", "--leak-check=full"];
     let ended = finish(place.pageout(command.into_iter().chain(script)).env_remove("PAGEOUT_AGENT"));
-    assert_eq!((ended.status, ended.out.as_str(), ended.err.as_str()), (7, "one\ntwo\n", ""));
+    assert_eq!((ended.status, ended.out.as_str()), (7, "one\ntwo\n"));
+    let told = "): statically linked, so pageout cannot be preloaded; its memory is not limited\n";
+    assert!(ended.err.contains(" (memcheck-") && ended.err.ends_with(told), "{}", ended.err);
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
 }
 
 #[test]
