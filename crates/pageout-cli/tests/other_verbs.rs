@@ -116,12 +116,17 @@ fn who_cannot_write_says_so() {
 fn bench_is_the_program_beside() {
     let place = Place::new();
     let beside = place.path("pageout");
-    std::fs::copy(env!("CARGO_BIN_EXE_pageout"), &beside).unwrap();
+    // By another process: a child of another test may hold open what this one has written.
+    let sh = |script: &str| {
+        let to = ["-c", script, "sh", env!("CARGO_BIN_EXE_pageout"), beside.to_str().unwrap()];
+        assert_eq!(finish(place.prepared("sh").args(to)).status, 0, "{script}");
+    };
+    sh(r#"cp "$1" "$2""#);
     let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick"]).env("PATH", "/"));
     let line = "pageout: pageout-bench: no such file or directory; \
                 in pageout's source: cargo install --path crates/pageout-bench\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
-    place.file("pageout-bench", b"#!/bin/sh\necho \"$@\"\nexit 3\n", 0o700);
+    sh(r##"printf '#!/bin/sh\necho "$@"\nexit 3\n' > "$2-bench" && chmod 700 "$2-bench""##);
     let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick", "--help"]));
     assert_eq!((ended.status, ended.out.as_str()), (3, "quick --help\n"));
 }
