@@ -21,7 +21,7 @@ use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
 use pageout::kernel::{HugePages, Kernel, Linux};
 use pageout::reclaim::Round;
-use pageout::space::discover::{Area, Walk};
+use pageout::space::discover::{bss_end, Area, Walk};
 use pageout::space::{BLOCK, PAGE};
 use pageout::stats::{Stats, STATS_BYTES};
 use pageout::swap::swapout::Outgoing;
@@ -764,6 +764,11 @@ impl Life {
             let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
             stack || end - start < SMALLEST_AREA
         };
+        // Read by the kernel: it may be unmapped meanwhile, or its file be cut.
+        let bss_end_of = |at, file_end| {
+            let mut header = [0; 1024];
+            bss_end(sys::read_memory(at, &mut header)?, at, file_end)
+        };
         let mut walk = Walk::new();
         let (areas, code) = (&mut self.areas, &mut self.code);
         code.clear();
@@ -773,7 +778,7 @@ impl Life {
             if memory::is_own(area.start, area.end) {
                 return;
             }
-            areas.extend(walk.step(&area, refused));
+            areas.extend(walk.step(&area, refused, bss_end_of));
         });
     }
 

@@ -73,6 +73,16 @@ pub fn same_memory(one: u32, other: u32) -> Option<bool> {
     }
 }
 
+/// What the calling process has at an address, as far as it can be read.
+pub fn read_memory(at: usize, into: &mut [u8]) -> Option<&[u8]> {
+    let me = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let [from, to] = [[at, into.len()], [into.as_mut_ptr() as usize, into.len()]];
+    let [from, to] = [&raw const from as usize, &raw const to as usize];
+    // SAFETY: writes at most the slice.
+    let len = unsafe { call6(raw::__NR_process_vm_readv, [me, to, 1, from, 1, 0]) }.ok()?;
+    into.get(..len)
+}
+
 /// Ends the process as by SIGKILL.
 pub fn kill_self() -> ! {
     loop {

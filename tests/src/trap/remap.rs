@@ -3,7 +3,9 @@
 use super::load::{together, Ballast, Churn, Dice};
 use super::span::{decode, load, pattern, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -55,6 +57,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("unmap-race", "one thread unmaps, another maps the same address again", unmap_race),
     Trap::new("fixed-readers", "one thread maps over and fills what others read", fixed_readers),
     Trap::new("areas", "as many areas as the kernel allows, nearly", areas).may_log(),
+    Trap::new(
+        "behind-libraries",
+        "memory that was mapped right behind what libraries have",
+        behind_libraries,
+    ),
     Trap::new("jit", "code that is written, evicted, made executable and run", jit),
     Trap::new("mseal", "sealed memory is evicted like any other", mseal),
 ];
@@ -893,6 +900,47 @@ fn areas(ctx: &Ctx) -> Outcome {
     pages().for_each(|page| page.fill(2));
     ballast.walk()?;
     pages().try_for_each(|page| page.check(2))?;
+    sys::unmap(all)
+}
+
+/// What Python's allocator maps by 1 MiB comes to lie behind libraries that are loaded later.
+fn behind_libraries(ctx: &Ctx) -> Outcome {
+    const EACH: usize = 1 << 20;
+    const OWN: usize = 5 * PAGE;
+    // A library of one segment, of which a page is in the file and some more are its zero-initialised data.
+    let mut header = [0u64; 64 / 8 + 56 / 8];
+    (header[0], header[4], header[6], header[7]) = (0x0001_0102_464c_457f, 64, 56 << 48, 1);
+    (header[8], header[12], header[13]) = (1 | 6 << 32, PAGE as u64 - 8, (PAGE + OWN) as u64 - 8);
+    // SAFETY: a name that ends with a zero.
+    let fd =
+        sys::ret("memfd_create", unsafe { libc::memfd_create(c"behind.so".as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: new, and nobody else's.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.write_all_at(&bytes, 0)?;
+    file.set_len(PAGE as u64)?;
+    let count = ctx.half() / EACH;
+    let all = sys::map_at(0, count * (EACH + 2 * PAGE), libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    let mut areas = Vec::new();
+    for library in all.pieces(EACH + 2 * PAGE) {
+        let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
+        sys::map_file(library.start, PAGE, sys::RW, fixed, file.as_raw_fd())?;
+        let area = library.part(PAGE, EACH);
+        sys::map_over(area, sys::RW, 0)?;
+        area.fill(1);
+        areas.push(area);
+    }
+    let mut ballast = Ballast::new(ctx.half())?;
+    ballast.walk()?;
+    let there: usize = areas.iter().map(|area| sys::resident(*area).unwrap_or(0)).sum();
+    let pages = count * EACH / PAGE;
+    ensure!(!sys::under_pageout() || there < pages / 2, "{there} of {pages} pages stay in memory");
+    for generation in 1..3 {
+        areas.iter().try_for_each(|area| area.check(generation))?;
+        areas.iter().for_each(|area| area.fill(generation + 1));
+        ballast.walk()?;
+    }
+    areas.iter().try_for_each(|area| area.check(3))?;
     sys::unmap(all)
 }
 

@@ -6,6 +6,8 @@
 //! that cannot go: everything else, stacks, the engine's own memory, and the zero-initialised data of shared
 //! libraries (libc's own state among it; small).
 
+use super::PAGE;
+
 /// One line of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area<'a> {
@@ -49,6 +51,10 @@ impl<'a> Area<'a> {
             && self.end <= super::TOP
     }
 
+    fn is_start_of_file(&self) -> bool {
+        self.backing.iter().take_while(|digit| **digit != b' ').all(|digit| *digit == b'0')
+    }
+
     /// Part of a shared library's file.
     pub fn is_library(&self) -> bool {
         self.name.starts_with(b"/") && self.name.windows(3).any(|part| part == b".so")
@@ -63,9 +69,11 @@ fn hex(digits: &[u8]) -> Option<usize> {
 }
 
 /// Goes through the lines in order and finds what can be adopted. `.bss` of shared libraries, which follows
-/// their file mapping without a gap, is left out up to `LIBRARY_BSS` bytes.
+/// their file mapping without a gap, is left out: as much as the library's header says, at most `LIBRARY_BSS` bytes.
 #[derive(Default)]
 pub struct Walk {
+    /// Where the last library's file is mapped from its start.
+    library: usize,
     /// End of a library's mapping, where its `.bss` would start.
     after_library: usize,
     /// End of the last area that was taken.
@@ -75,6 +83,8 @@ pub struct Walk {
 /// Zero-initialised data of a shared library are expected to be at most this long; what an area has beyond
 /// was mapped by the program next to it and merged.
 const LIBRARY_BSS: usize = 1 << 20;
+/// For less it is not worth to look at a library's header.
+const SMALL_BSS: usize = 64 << 10;
 /// Fewer bytes without access behind an area are not for its growth.
 const SMALLEST_RESERVE: usize = 64 << 10;
 
@@ -84,17 +94,27 @@ impl Walk {
         Self::default()
     }
 
-    /// The part of the next line's area that can be adopted, unless the caller knows why it must not be.
+    /// The part of the next line's area that can be adopted, unless the caller knows why it must not be. `bss_end`:
+    /// see [`bss_end`], of the library at the first address whose file's part ends at the second.
     pub fn step(
         &mut self,
         area: &Area<'_>,
         refused: impl FnOnce(usize, usize) -> bool,
+        bss_end: impl FnOnce(usize, usize) -> Option<usize>,
     ) -> Option<(usize, usize)> {
         if area.is_library() {
+            if area.is_start_of_file() {
+                self.library = area.start;
+            }
             self.after_library = area.end;
             return None;
         }
-        let start = if area.start == self.after_library { area.start + LIBRARY_BSS } else { area.start };
+        let mut start = area.start;
+        if start == self.after_library {
+            let asks = area.is_adoptable() && area.end - start > SMALL_BSS;
+            let end = if asks { bss_end(self.library, start) } else { None };
+            start += end.map_or(LIBRARY_BSS, |end| (end - start).min(LIBRARY_BSS));
+        }
         let fit = area.is_adoptable() || (area.start == self.after_taken && area.is_reserve());
         let taken = fit && start < area.end && !refused(start, area.end);
         if taken && area.is_adoptable() {
@@ -102,6 +122,37 @@ impl Walk {
         }
         taken.then_some((start, area.end))
     }
+}
+
+/// Where the zero-initialised data end of a library mapped `at` an address, that begins with `header`, if the memory
+/// of its file ends where its last segment's does: at `file_end`. Program headers of 64 bits; anything may stand there.
+pub fn bss_end(header: &[u8], at: usize, file_end: usize) -> Option<usize> {
+    const LOAD: usize = 1;
+    let number = |offset: usize, len: usize| {
+        let bytes = header.get(offset..offset.checked_add(len)?)?;
+        Some(bytes.iter().rev().fold(0, |n, byte| n << 8 | *byte as usize))
+    };
+    if header.get(..5)? != b"\x7fELF\x02" {
+        return None;
+    }
+    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    let (mut first, mut last) = (None, None);
+    for index in 0..count {
+        let segment = table.checked_add(index * size)?;
+        if number(segment, 4)? == LOAD {
+            let field = |offset| number(segment.checked_add(offset)?, 8);
+            let (offset, address, in_file, in_memory) = (field(8)?, field(16)?, field(32)?, field(40)?);
+            first.get_or_insert((offset, address));
+            last = Some((address, in_file, in_memory));
+        }
+    }
+    let ((offset, base), (address, in_file, in_memory)) = (first?, last?);
+    let end = |len: usize| {
+        let start = at.checked_add(address.checked_sub(base & !(PAGE - 1))?)?;
+        start.checked_add(len)?.checked_next_multiple_of(PAGE)
+    };
+    let is_it = offset < PAGE && end(in_file)? == file_end;
+    end(in_memory).filter(|end| is_it && *end >= file_end)
 }
 
 #[cfg(test)]
@@ -130,7 +181,7 @@ mod tests {
     #[test]
     fn library_bss_is_left_out_and_what_follows_is_not() {
         let mut walk = Walk::new();
-        let mut step = |area: &Area<'_>| walk.step(area, |_, _| false);
+        let mut step = |area: &Area<'_>| walk.step(area, |_, _| false, |_, _| None);
         let lib = Area::parse(b"100000-200000 rw-p 00001000 08:01 77 /usr/lib/libc.so.6").unwrap();
         assert_eq!(step(&lib), None);
         assert_eq!(step(&Area::parse(b"200000-210000 rw-p 0 00:00 0 ").unwrap()), None);
@@ -144,26 +195,71 @@ mod tests {
     }
 
     #[test]
+    fn a_library_says_how_much_is_its_own() {
+        let area = |line: &'static [u8]| Area::parse(line).unwrap();
+        let code = area(b"100000-140000 r-xp 00000000 08:01 77 /usr/lib/libc.so.6");
+        let data = area(b"140000-142000 rw-p 0003f000 08:01 77 /usr/lib/libc.so.6");
+        let behind = area(b"142000-342000 rw-p 00000000 00:00 0 ");
+        let step = |end: Option<usize>| {
+            let mut walk = Walk::new();
+            [code, data].iter().for_each(|area| assert_eq!(walk.step(area, |_, _| false, |_, _| None), None));
+            let asked = |at, file_end| {
+                assert_eq!((at, file_end), (code.start, data.end));
+                end
+            };
+            walk.step(&behind, |_, _| false, asked)
+        };
+        assert_eq!(step(None), Some((0x24_2000, 0x34_2000)));
+        assert_eq!(step(Some(0x14_5000)), Some((0x14_5000, 0x34_2000)));
+        assert_eq!(step(Some(0x14_2000)), Some((0x14_2000, 0x34_2000)));
+        assert_eq!(step(Some(usize::MAX)), Some((0x24_2000, 0x34_2000)));
+
+        // Two segments, other headers before, between and behind them.
+        let mut header = [0u8; 64 + 5 * 56];
+        let mut set = |at: usize, value: u64| header[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        set(0, 0x02_464c_457f);
+        set(32, 64);
+        set(54, 56 | 5 << 16);
+        for (index, values) in
+            [(1, [1, 0, 0, 0, 0x40000, 0x40000]), (3, [1, 0x3f100, 0x40100, 0, 0x1801, 0x4f01])]
+        {
+            values.iter().enumerate().for_each(|(i, value)| set(64 + index * 56 + i * 8, *value));
+        }
+        assert_eq!(bss_end(&header, 0x10_0000, 0x14_2000), Some(0x14_6000));
+        // Not where its file's part ends, or not its start; cut off; no header.
+        assert_eq!(bss_end(&header, 0x10_0000, 0x14_3000), None);
+        assert_eq!(bss_end(&header, 0x14_0000, 0x14_2000), None);
+        for len in 0..64 + 3 * 56 + 48 {
+            assert_eq!(bss_end(&header[..len], 0x10_0000, 0x14_2000), None);
+        }
+        for at in 0..header.len() {
+            let mut other = header;
+            other[at] = 0xff;
+            let _ = bss_end(&other, usize::MAX - 0xfff, 0x14_2000);
+        }
+    }
+
+    #[test]
     fn what_an_area_will_grow_into_is_taken_with_it() {
         let area = |line: &'static [u8]| Area::parse(line).unwrap();
         let heap = area(b"7f0000000000-7f0000021000 rw-p 00000000 00:00 0 ");
         let reserve = area(b"7f0000021000-7f0004000000 ---p 00000000 00:00 0 ");
         let mut walk = Walk::new();
-        assert_eq!(walk.step(&reserve, |_, _| false), None);
-        assert!(walk.step(&heap, |_, _| false).is_some());
-        assert_eq!(walk.step(&reserve, |_, _| false), Some((reserve.start, reserve.end)));
+        assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), None);
+        assert!(walk.step(&heap, |_, _| false, |_, _| None).is_some());
+        assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), Some((reserve.start, reserve.end)));
         // Not behind what is not taken, not a guard page, not somebody's file, not behind another reserve.
         walk = Walk::new();
-        assert_eq!(walk.step(&heap, |_, _| true), None);
-        assert_eq!(walk.step(&reserve, |_, _| false), None);
+        assert_eq!(walk.step(&heap, |_, _| true, |_, _| None), None);
+        assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), None);
         for other in [
             &b"7f0000021000-7f0000022000 ---p 00000000 00:00 0 "[..],
             b"7f0000021000-7f0004000000 ---p 00000000 08:01 77 /usr/share/fonts",
             b"7f0000021000-7f0004000000 ---s 00000000 00:01 5 /dev/zero (deleted)",
             b"7f0004000000-7f0008000000 ---p 00000000 00:00 0 ",
         ] {
-            walk.step(&heap, |_, _| false);
-            assert_eq!(walk.step(&area(other), |_, _| false), None);
+            walk.step(&heap, |_, _| false, |_, _| None);
+            assert_eq!(walk.step(&area(other), |_, _| false, |_, _| None), None);
         }
     }
 }
