@@ -328,9 +328,13 @@ extern "C" fn keeper(_: usize) -> ! {
         Err(errno) => {
             // Whom another mount hides the socket from is told of by run itself: once for each program.
             if errno != Errno::NOENT || path.has_directory() {
-                let line = alloc::format!(
-                    "pageout: process {program} runs without a limit: its run does not answer ({errno})\n"
-                );
+                let why = match errno {
+                    // Run is called by a path. SRCH: the root is in what was the /proc of a process (Chromium's sandbox).
+                    Errno::SRCH | Errno::ACCESS => "its run cannot be reached from its root or by its user",
+                    _ => "its run does not answer",
+                };
+                let line =
+                    alloc::format!("pageout: process {program} runs without a limit: {why} ({errno})\n");
                 sys::complain(line.as_bytes());
             }
             leave(0)

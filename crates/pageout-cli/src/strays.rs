@@ -154,7 +154,10 @@ impl Strays {
 
     fn stage(&self, process: &Process) -> Stage {
         let pid = process.pid;
-        let is_preloaded = matches!(program::obstacle(&exe(pid)), Ok(None)) && is_ours(pid) && was_told(pid);
+        let is_preloaded = matches!(program::obstacle(&exe(pid)), Ok(None))
+            && is_ours(pid)
+            && has_our_root(pid)
+            && was_told(pid);
         match is_preloaded.then(|| Loaded::of(pid, "smaps", &self.agent)).flatten() {
             Some(Loaded { agent: true, begun: true, .. }) => Stage::Begun,
             Some(Loaded { agent: true, .. }) => Stage::Loading,
@@ -171,6 +174,9 @@ impl Strays {
         }
         if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
             return format!("runs as another user than pageout ({user}), so pageout was not preloaded");
+        }
+        if !has_our_root(pid) {
+            return "has another root than pageout, where neither agent nor run can be reached".into();
         }
         if !was_told(pid) {
             return "its environment was cleared, so pageout was not preloaded".into();
@@ -253,6 +259,12 @@ fn exe(pid: i32) -> PathBuf {
 /// Whether a process is the user's who runs us.
 fn is_ours(pid: i32) -> bool {
     user_of(pid) == Some(sys::euid())
+}
+
+/// Whether a process finds run's socket by its path. The child of a fork takes the agent along wherever it goes.
+fn has_our_root(pid: i32) -> bool {
+    let root = |whose: &str| fs::metadata(format!("/proc/{whose}/root")).map(|at| (at.dev(), at.ino())).ok();
+    root(&pid.to_string()).is_none_or(|theirs| root("self") == Some(theirs))
 }
 
 /// Whether a process was told what to preload, and where run is.

@@ -129,6 +129,7 @@ fn role() {
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
         "other user" => other_user_role(),
+        "other root" => other_root_role(),
         "aside" => aside_role(),
         "unlimited" => unlimited_role(),
         "bereaved" => bereaved_role(),
@@ -626,6 +627,35 @@ fn descendants_of_another_user_are_told_of() {
     let ended = run(&Place::new(), "other user", &["-s", "mem,size=64M", "--"]);
     let why = "runs as another user than pageout (65534), so pageout was not preloaded";
     assert!(ended.err.contains(&format!("(sleep): {why}; its memory is not limited\n")), "{}", ended.err);
+}
+
+/// As a sandbox does (Chromium's): another root, in which nothing is executed any more.
+fn other_root_role() {
+    let (_keeper, ..) = Keeper::served();
+    // SAFETY: the child is alone in its memory, and only calls the kernel.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            let done = libc::chroot(c"/tmp".as_ptr());
+            libc::sleep(2);
+            libc::_exit(done)
+        }
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    exit(status);
+}
+
+#[test]
+fn descendants_with_another_root_are_told_of() {
+    if !common::is_root() {
+        return;
+    }
+    let ended = run(&Place::new(), "other root", &["-s", "mem,size=64M", "--"]);
+    let why = "has another root than pageout, where neither agent nor run can be reached";
+    assert!(ended.err.contains(&format!("): {why}; its memory is not limited\n")), "{}", ended.err);
 }
 
 /// Starts another run.
