@@ -60,7 +60,8 @@ struct pageout_stats {
 /*
  * Opens. memory_bytes is the limit of what all regions together keep in memory, at least 16 MiB (1 << 24).
  * devices are count specifications, used by priority: "PATH[,size=8G][,pri=5][,discard][,rotational]" or
- * "mem[,...]"; others must not be able to write to the directory of PATH, as to /tmp. With count 0: an unlinked file in $TMPDIR, else in the working directory.
+ * "mem[,...]"; others must not be able to write to the directory of PATH, as to /tmp. With count 0: an unlinked file
+ * in $TMPDIR, else in the working directory.
  */
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 

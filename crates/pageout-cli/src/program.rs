@@ -243,9 +243,9 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 fn is_for_us(head: &[u8]) -> bool {
     const CLASS_64: u8 = 2;
     const LITTLE_ENDIAN: u8 = 1;
-    const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    const X86_64: u16 = 62;
     const HEADER: usize = 64;
-    head.len() >= HEADER && head[4..6] == [CLASS_64, LITTLE_ENDIAN] && u16_at(head, 18) == Some(MACHINE)
+    head.len() >= HEADER && head[4..6] == [CLASS_64, LITTLE_ENDIAN] && u16_at(head, 18) == Some(X86_64)
 }
 
 /// Where in an ELF file the first segment of a kind is, and its length there.
