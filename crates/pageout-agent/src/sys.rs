@@ -162,12 +162,12 @@ impl Scheduling {
         flags: 0,
         nice: 0,
         priority: 0,
-        runtime: 100_000,
+        runtime: 400_000,
         deadline: 0,
         period: 0,
     };
 
-    const FIRST: Self = Self { nice: -15, ..Self::ORDINARY };
+    const FIRST: Self = Self { nice: -15, runtime: 100_000, ..Self::ORDINARY };
 
     const LAST: Self = Self { nice: 19, ..Self::ORDINARY };
 

@@ -12,6 +12,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("thread-churn", "threads start, read evicted memory and exit, all the time", thread_churn),
     Trap::new("thread-stacks", "threads on stacks of the program's own, evicted between uses", thread_stacks),
     Trap::new("thread-places", "threads made right after faults may run on every CPU", thread_places),
+    Trap::new("thread-places-crowd", "the same where several threads fault at once", thread_places_crowd),
+    Trap::new("thread-classes", "threads of other scheduling classes fault, and keep them", thread_classes),
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
@@ -123,29 +125,65 @@ extern "C" fn use_own_stack(shared: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// The CPUs that the caller may run on.
-fn places() -> usize {
+/// How many CPUs the caller may run on, and its scheduling class.
+fn place() -> (usize, c_int) {
     // SAFETY: zeroed is an empty set, and there is room for one.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, std::mem::size_of_val(&set), &mut set);
-        libc::CPU_COUNT(&set) as usize
+        (libc::CPU_COUNT(&set) as usize, libc::sched_getscheduler(0))
     }
 }
 
 fn thread_places(ctx: &Ctx) -> Outcome {
-    let all = places();
     let (field, _ballast) = ctx.evicted()?;
-    let mut dice = Dice::new(1);
-    for _ in 0..400 {
-        (0..20).try_for_each(|_| field.page(dice.roll(field.pages())).check(1))?;
-        let threads: Vec<_> = (0..4).map(|_| std::thread::spawn(places)).collect();
+    make_threads(field, place(), 400, 1)
+}
+
+fn thread_places_crowd(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let all = place();
+    together(4, |index| make_threads(field, all, 100, index))
+}
+
+/// Looks at pages at random, and makes threads between, which are to be as free as `all`.
+fn make_threads(field: Span, all: (usize, c_int), rounds: usize, seed: usize) -> Outcome {
+    let mut dice = Dice::new(seed);
+    for _ in 0..rounds {
+        for _ in 0..20 {
+            field.page(dice.roll(field.pages())).check(1)?;
+            ensure!(place() == all, "a thread that faults has {:?} instead of {all:?}", place());
+        }
+        let threads: Vec<_> = (0..4).map(|_| std::thread::spawn(place)).collect();
         for thread in threads {
-            let own = thread.join().expect("it only counts");
-            ensure!(own == all, "a thread may run on {own} of {all} CPUs");
+            let own = thread.join().expect("it only looks");
+            ensure!(own == all, "a thread has {own:?} instead of {all:?}");
         }
     }
     Ok(())
+}
+
+fn thread_classes(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let (all, _) = place();
+    // Who asks for real time and may not have it goes on as it is.
+    let classes = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE, libc::SCHED_RR];
+    together(2 * classes.len(), |index| {
+        let class = classes[index % classes.len()];
+        // SAFETY: zeroed are no priorities.
+        unsafe {
+            let mut priority: libc::sched_param = std::mem::zeroed();
+            priority.sched_priority = (class == libc::SCHED_RR) as c_int;
+            libc::sched_setscheduler(0, class, &priority);
+        }
+        let own = place();
+        let mut dice = Dice::new(index);
+        for _ in 0..4000 {
+            field.page(dice.roll(field.pages())).check(1)?;
+            ensure!(place() == own && own.0 == all, "{:?} instead of {own:?}", place());
+        }
+        Ok(())
+    })
 }
 
 fn thread_stacks(ctx: &Ctx) -> Outcome {

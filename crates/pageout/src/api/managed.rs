@@ -134,8 +134,8 @@ impl Kernel for Managed {
         self.threads.iter().any(|own| own.load(Relaxed) == thread)
     }
 
-    fn call_here(&self, thread: u32, at: usize) {
-        self.linux.call_here(thread, at);
+    fn call_here(&self, thread: u32, at: usize) -> bool {
+        self.linux.call_here(thread, at)
     }
 
     fn is_ours(&self) -> bool {

@@ -27,7 +27,7 @@ impl Server {
     pub fn answer_own<K: Kernel>(&mut self, engine: &Engine<K>, address: usize, thread: u32) {
         let fault = Fault { address, write: false, thread };
         if engine.room() < ROOM && engine.may_reclaim_inline() {
-            self.make_room(engine, true);
+            self.make_room(engine);
         }
         if !(self.answer_timed(engine, fault) && engine.is_answered(address)) {
             engine.hand_over(fault);

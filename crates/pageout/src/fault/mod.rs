@@ -37,6 +37,9 @@ pub struct Server {
     settled: u32,
     /// There it goes before the program's threads.
     first: bool,
+    /// It is to call the thread to its CPU before it answers; and: that thread may not run there.
+    calls: bool,
+    apart: bool,
     /// It answers the thread that it runs on, in a signal handler.
     inline: bool,
 }
@@ -118,7 +121,14 @@ enum Decision {
 impl Server {
     /// A server with nothing to do.
     pub fn new() -> Self {
-        Self { incoming: Incoming::new(), settled: 0, first: false, inline: false }
+        Self {
+            incoming: Incoming::new(),
+            settled: 0,
+            first: false,
+            calls: false,
+            apart: false,
+            inline: false,
+        }
     }
 
     /// One round of a server: answers a fault that was read, or leads: waits for events (at most `timeout_ns`),
@@ -134,7 +144,8 @@ impl Server {
             if engine.wants_another(more) {
                 engine.calls.ring();
             }
-            self.answer_timed(engine, fault);
+            let here = self.settled != 0 && engine.crowd.is_together();
+            self.answer_where(engine, fault, here);
             if engine.is_inline() {
                 engine.answered.ring_all();
             }
@@ -163,23 +174,32 @@ impl Server {
         } else {
             Some(leader)
         };
-        // A thread that faults alone is woken on this CPU, where its next fault finds the server; several at
-        // once would only be crowded together. One that takes much at a time has work for two CPUs.
+        // Who faults is woken on this CPU, where his next fault finds the server. One that takes much at a time has work
+        // for two CPUs.
         let small = engine.is_quick() && engine.takes_little();
-        let alone = small && leader.is_some() && engine.crowd.threads() == 1;
+        let together = small && leader.is_some() && engine.crowd.is_together();
         engine.helps_itself.store(small, Relaxed);
-        self.settle(engine, alone);
+        self.settle(engine, together);
         if small {
-            self.make_room(engine, alone);
+            self.make_room(engine);
         }
-        if alone {
-            engine.kernel.call_here(fault.thread, page_start(fault.address));
-        }
-        self.answer_timed(engine, fault);
+        self.answer_where(engine, fault, together);
     }
 
-    /// Keeps the server on one CPU, to which it calls the thread that faults alone. Now and then it lets the
-    /// scheduler choose another: this one may have got other work.
+    /// Answers a fault, so that the thread wakes up on this CPU if it is to be `here`. If it faults alone and may not run
+    /// here, the server goes to where it may.
+    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, here: bool) {
+        self.calls = here;
+        self.answer_timed(engine, fault);
+        self.calls = false;
+        if core::mem::take(&mut self.apart) && engine.crowd.threads() == 1 {
+            engine.kernel.follow(fault.thread);
+            self.first = engine.kernel.settle_here();
+        }
+    }
+
+    /// Keeps the server on one CPU, to which it calls who faults. Now and then it lets the scheduler choose another: this
+    /// one may have got other work.
     fn settle<K: Kernel>(&mut self, engine: &Engine<K>, here: bool) {
         self.settled = match (here, self.settled) {
             (true, 0) => {
@@ -198,8 +218,8 @@ impl Server {
     /// Lets pages leave before the fault is answered, if room runs short: while those who fault wait, nobody runs on these
     /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::may_exceed`])
     /// left its frame filled; as much goes back to the kernel.
-    fn make_room<K: Kernel>(&mut self, engine: &Engine<K>, alone: bool) {
-        let over = || !alone && engine.budget.load(Relaxed) < 0;
+    fn make_room<K: Kernel>(&mut self, engine: &Engine<K>) {
+        let over = || !self.inline && engine.budget.load(Relaxed) < 0;
         // What lies ready goes before what is in use.
         while over() && engine.room() >= 2 * ROOM && engine.drop_small(CHUNK) > 0 {}
         if (over() || engine.room() < ROOM) && engine.kernel.now() >= engine.stuck_until.load(Relaxed) {
@@ -227,7 +247,7 @@ impl Server {
         let mut regions = engine.events.write();
         engine.read_and_apply(&mut regions, |event| {
             let Event::Fault(fault) = event else { return };
-            engine.crowd.note(fault.thread);
+            engine.crowd.note(fault.thread, engine.kernel.now());
             if !engine.pending.lock().push(fault) {
                 engine.kernel.wake(page_start(fault.address), PAGE);
             }
@@ -350,6 +370,11 @@ impl Server {
         let follows = engine.follows(at / PAGE, fault.thread);
         let mut block = engine.space.block_or_new(block_start).lock();
         let word = block.word(index);
+        let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned);
+        if is_out && core::mem::take(&mut self.calls) {
+            // The thread is blocked for as long as nothing is mapped here, so until this lock is let go of.
+            self.apart = !engine.kernel.call_here(fault.thread, at);
+        }
         match word.tag() {
             Tag::Busy => Decision::Busy,
             Tag::Resident if engine.is_mapped(at) => {
@@ -428,7 +453,8 @@ impl<K: Kernel> Engine<K> {
     /// device, or faults take long, or a CPU is idle: of those who fault, the others run.
     fn wants_another(&self, more: usize) -> bool {
         let running = self.crowd.threads().saturating_sub(more + 1) + 1;
-        !self.is_quick() || more > 0 && (!self.takes_little() || running < self.kernel.cpus())
+        let one_does = self.takes_little() && (self.crowd.is_together() || running >= self.kernel.cpus());
+        !self.is_quick() || more > 0 && !one_does
     }
 
     /// Does nobody who faults just now go through much at a time?

@@ -259,6 +259,21 @@ impl Linux {
     }
 }
 
+/// Is a thread of the class that threads have who asked for none?
+fn is_ordinary(thread: u32) -> bool {
+    // SAFETY: asks only.
+    let class = unsafe { call(raw::__NR_sched_getscheduler, [thread as usize, 0, 0, 0, 0, 0]) };
+    class == Ok(raw::SCHED_NORMAL as usize)
+}
+
+/// Gives a thread a scheduling class that has no priorities; its nice value stays.
+fn set_class(thread: u32, class: u32) -> bool {
+    let priority = 0i32;
+    let arguments = [thread as usize, class as usize, &raw const priority as usize, 0, 0, 0];
+    // SAFETY: reads the priority.
+    unsafe { call(raw::__NR_sched_setscheduler, arguments) }.is_ok()
+}
+
 impl Linux {
     /// The caller's CPU, and a set of it alone; none where it has a number that no set holds.
     fn here(&self) -> Option<(usize, CpuSet)> {
@@ -371,19 +386,31 @@ impl Kernel for Linux {
         access(alloc::format!("/proc/self/task/{thread}").as_str(), Access::EXISTS).is_ok()
     }
 
-    fn call_here(&self, thread: u32, at: usize) {
-        // The thread is blocked in its fault, so it does not change its own affinity meanwhile.
+    fn call_here(&self, thread: u32, at: usize) -> bool {
+        // The thread is blocked in its fault, so it changes neither its affinity nor its class meanwhile.
         let pid = Pid::from_raw(thread as i32);
-        let Ok(free) = sched_getaffinity(pid) else { return };
-        let Some((here, only)) = self.here() else { return };
+        let (Ok(free), Some((here, only))) = (sched_getaffinity(pid), self.here()) else { return true };
         if free.count() < 2 || !free.is_set(here) {
-            return;
+            return free.is_set(here);
         }
         if sched_setaffinity(pid, &only).is_ok() {
-            // It may run before we do again, but finds its page missing still: not one instruction of the program runs
-            // while it is held here, and no thread that it makes inherits that.
+            // A thread of the ordinary class would run at once, having had less of this CPU than we, find its page
+            // missing still, and be woken by the answer: elsewhere. One of the batch class waits for its turn.
+            let ordinary = is_ordinary(thread) && set_class(thread, raw::SCHED_BATCH);
+            // Should it run before we do again all the same, it finds its page missing: not one instruction of the program
+            // runs while it is held here, and no thread that it makes inherits that.
             self.wake(at, PAGE);
+            if ordinary {
+                set_class(thread, raw::SCHED_NORMAL);
+            }
             let _ = sched_setaffinity(pid, &free);
+        }
+        true
+    }
+
+    fn follow(&self, thread: u32) {
+        if let Ok(there) = sched_getaffinity(Pid::from_raw(thread as i32)) {
+            let _ = sched_setaffinity(None, &there);
         }
     }
 

@@ -112,8 +112,13 @@ pub trait Kernel: Send + Sync {
     }
 
     /// Has a thread that waits for a fault on the page at `at` wake up on the caller's CPU, if it can be, before the fault is
-    /// answered: two wake-ups across CPUs cost several times what the fault itself does.
-    fn call_here(&self, _thread: u32, _at: usize) {}
+    /// answered: two wake-ups across CPUs cost several times what the fault itself does. `false`: it may not run here.
+    fn call_here(&self, _thread: u32, _at: usize) -> bool {
+        true
+    }
+
+    /// Takes the caller, a thread of the engine, to where another thread may run.
+    fn follow(&self, _thread: u32) {}
 
     /// Keeps the caller, a thread of the engine, on the CPU that it runs on: the scheduler wakes a server on an idle
     /// CPU, away from the thread that faults. Does it go before the program's threads there?

@@ -391,11 +391,12 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Several threads fault, and not much lies over the limit: the frames that COPY leaves filled are given back many at a
-    /// time. MOVE would interrupt each CPU that these threads run on, which costs more than the copy.
+    /// Not much lies over the limit: the frames that COPY leaves filled are given back many at a time. MOVE has more to do for a
+    /// page, and would interrupt each other CPU that the program runs on, which costs more than the copy. Who serves himself
+    /// would wait for the giving back.
     fn may_exceed(&self) -> bool {
         let most = self.high_pages() as i64 / 4;
-        self.crowd.threads() > 1 && self.budget.load(Relaxed) > -most
+        !self.is_inline() && self.budget.load(Relaxed) > -most
     }
 
     /// A page by COPY. The frame stays filled: this is one more page.
