@@ -12,6 +12,7 @@
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
+//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam} | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
 //! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
@@ -24,6 +25,7 @@ use alloc::boxed::Box;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
+use pageout::kernel::undisturbed;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use rustix::io::Errno;
@@ -71,6 +73,7 @@ pub fn prepare_process() {
     for next in [&PTHREAD_CREATE, &FORK, &BARE_FORK, &FORKPTY, &CLONE] {
         next.get();
     }
+    PLACES.iter().for_each(|next| _ = next.get());
 }
 
 fn fail(errno: Errno) -> c_int {
@@ -607,6 +610,38 @@ pub extern "C" fn daemon(keep_directory: c_int, keep_streams: c_int) -> c_int {
     0
 }
 
+/// What looks at or changes other threads' CPUs and classes: its place in [`PLACES`], with its name there.
+macro_rules! places {
+    ($($index:literal $function:ident $name:literal),*) => {
+        static PLACES: [Next; [$($index),*].len()] = [$(Next::new($name)),*];
+        $(
+            /// See the table of this module.
+            ///
+            /// # Safety
+            /// As libc's.
+            #[no_mangle]
+            pub unsafe extern "C" fn $function(thread: usize, what: usize, to: usize) -> c_int {
+                type Place = unsafe extern "C" fn(usize, usize, usize) -> c_int;
+                // SAFETY: libc's function of that name; arguments as the caller promises.
+                undisturbed(|| unsafe {
+                    core::mem::transmute::<usize, Place>(PLACES[$index].get())(thread, what, to)
+                })
+            }
+        )*
+    };
+}
+
+places! {
+    0 sched_setaffinity c"sched_setaffinity",
+    1 sched_getaffinity c"sched_getaffinity",
+    2 sched_setscheduler c"sched_setscheduler",
+    3 sched_getscheduler c"sched_getscheduler",
+    4 pthread_setaffinity_np c"pthread_setaffinity_np",
+    5 pthread_getaffinity_np c"pthread_getaffinity_np",
+    6 pthread_setschedparam c"pthread_setschedparam",
+    7 pthread_getschedparam c"pthread_getschedparam"
+}
+
 type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
 
 /// See the table of this module.
@@ -878,6 +913,12 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
+            | raw::__NR_sched_setaffinity
+            | raw::__NR_sched_getaffinity
+            | raw::__NR_sched_setscheduler
+            | raw::__NR_sched_getscheduler
+            | raw::__NR_sched_setattr
+            | raw::__NR_sched_getattr
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
             raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
             // Null asks whether there is such a call.
@@ -933,6 +974,12 @@ unsafe extern "C" fn by_number(
             raw::__NR_setsockopt => {
                 return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
             }
+            raw::__NR_sched_setaffinity
+            | raw::__NR_sched_getaffinity
+            | raw::__NR_sched_setscheduler
+            | raw::__NR_sched_getscheduler
+            | raw::__NR_sched_setattr
+            | raw::__NR_sched_getattr => return undisturbed(|| bare(number, a, b, c, d, e, f)),
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,

@@ -14,6 +14,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("thread-places", "threads made right after faults may run on every CPU", thread_places),
     Trap::new("thread-places-crowd", "the same where several threads fault at once", thread_places_crowd),
     Trap::new("thread-classes", "threads of other scheduling classes fault, and keep them", thread_classes),
+    Trap::new(
+        "thread-places-others",
+        "others choose the CPUs and classes of threads that fault",
+        thread_places_others,
+    ),
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
@@ -184,6 +189,60 @@ fn thread_classes(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })
+}
+
+fn thread_places_others(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let ends = AtomicBool::new(false);
+    let ids: Vec<AtomicU64> = (0..2).map(|_| AtomicU64::new(0)).collect();
+    together(ids.len() + 1, |index| {
+        let Some(id) = ids.get(index) else {
+            let result = choose_places(&ids);
+            ends.store(true, Ordering::Relaxed);
+            return result;
+        };
+        // SAFETY: has no conditions.
+        id.store(unsafe { libc::pthread_self() }, Ordering::Release);
+        let mut dice = Dice::new(index);
+        while !ends.load(Ordering::Relaxed) {
+            field.page(dice.roll(field.pages())).check(1)?;
+        }
+        Ok(())
+    })
+}
+
+/// Chooses for each of some threads one CPU or two, and a class, and looks whether it is so.
+fn choose_places(ids: &[AtomicU64]) -> Outcome {
+    let threads: Vec<pthread_t> = ids
+        .iter()
+        .map(|id| loop {
+            match id.load(Ordering::Acquire) {
+                0 => std::thread::yield_now(),
+                id => break id,
+            }
+        })
+        .collect();
+    let mut lost = [0, 0];
+    for round in 0..10_000 {
+        let thread = threads[round % threads.len()];
+        std::thread::sleep(std::time::Duration::from_micros(20));
+        // SAFETY: the threads go on until this function has returned; zeroed are empty sets and no priorities.
+        unsafe {
+            let (mut asked, mut set): (libc::cpu_set_t, libc::cpu_set_t) = std::mem::zeroed();
+            let len = std::mem::size_of_val(&set);
+            (0..1 + round / 3 % 2).for_each(|cpu| libc::CPU_SET(cpu, &mut asked));
+            ensure!(libc::pthread_setaffinity_np(thread, len, &asked) == 0, "its CPUs cannot be chosen");
+            libc::pthread_getaffinity_np(thread, len, &mut set);
+            lost[0] += !libc::CPU_EQUAL(&asked, &set) as usize;
+            let class = [libc::SCHED_OTHER, libc::SCHED_BATCH][round / 2 % 2];
+            let (mut own, mut priority): (c_int, libc::sched_param) = std::mem::zeroed();
+            ensure!(libc::pthread_setschedparam(thread, class, &priority) == 0, "its class cannot be chosen");
+            libc::pthread_getschedparam(thread, &mut own, &mut priority);
+            lost[1] += (own != class) as usize;
+        }
+    }
+    ensure!(lost == [0, 0], "{} of 10000 choices of CPUs were not so, and {} of classes", lost[0], lost[1]);
+    Ok(())
 }
 
 fn thread_stacks(ctx: &Ctx) -> Outcome {

@@ -3,6 +3,7 @@
 use super::{Event, Fault, Found, Kernel};
 use crate::call::call;
 use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
     self as uffd, CopyMode, EventBuffer, Features, MoveMode, OpenError, Partial, RegisterMode, Uffd,
@@ -259,6 +260,32 @@ impl Linux {
     }
 }
 
+/// Calls of threads to servers' CPUs in this memory: those under way, and, times `ENDED`, those that have ended.
+static CALLS: AtomicU32 = AtomicU32::new(0);
+const ENDED: u32 = 1 << 16;
+
+/// Looks at or changes the CPUs or the class of another thread, once more if one was being called meanwhile
+/// ([`Kernel::call_here`]): what a server finds it puts back, so that a change would be lost. `act`: what may be done twice. No lock,
+/// no memory; gives up after a while where calls never end.
+pub fn undisturbed<T>(mut act: impl FnMut() -> T) -> T {
+    for _ in 0..200 {
+        let before = CALLS.load(SeqCst);
+        if before % ENDED == 0 {
+            let done = act();
+            if CALLS.load(SeqCst) == before {
+                return done;
+            }
+        }
+        sched_yield();
+    }
+    act()
+}
+
+/// In the child of a fork: whom its parent's servers called then is not here.
+pub fn nobody_is_called() {
+    CALLS.store(0, SeqCst);
+}
+
 /// Is a thread of the class that threads have who asked for none?
 fn is_ordinary(thread: u32) -> bool {
     // SAFETY: asks only.
@@ -275,6 +302,28 @@ fn set_class(thread: u32, class: u32) -> bool {
 }
 
 impl Linux {
+    /// See [`Kernel::call_here`].
+    fn call_blocked(&self, thread: u32, at: usize) -> bool {
+        let pid = Pid::from_raw(thread as i32);
+        let (Ok(free), Some((here, only))) = (sched_getaffinity(pid), self.here()) else { return true };
+        if free.count() < 2 || !free.is_set(here) {
+            return free.is_set(here);
+        }
+        if sched_setaffinity(pid, &only).is_ok() {
+            // A thread of the ordinary class would run at once, having had less of this CPU than we, find its page
+            // missing still, and be woken by the answer: elsewhere. One of the batch class waits for its turn.
+            let ordinary = is_ordinary(thread) && set_class(thread, raw::SCHED_BATCH);
+            // Should it run before we do again all the same, it finds its page missing: not one instruction of the program
+            // runs while it is held here, and no thread that it makes inherits that.
+            self.wake(at, PAGE);
+            if ordinary {
+                set_class(thread, raw::SCHED_NORMAL);
+            }
+            let _ = sched_setaffinity(pid, &free);
+        }
+        true
+    }
+
     /// The caller's CPU, and a set of it alone; none where it has a number that no set holds.
     fn here(&self) -> Option<(usize, CpuSet)> {
         let here = self.cpu();
@@ -387,25 +436,12 @@ impl Kernel for Linux {
     }
 
     fn call_here(&self, thread: u32, at: usize) -> bool {
-        // The thread is blocked in its fault, so it changes neither its affinity nor its class meanwhile.
-        let pid = Pid::from_raw(thread as i32);
-        let (Ok(free), Some((here, only))) = (sched_getaffinity(pid), self.here()) else { return true };
-        if free.count() < 2 || !free.is_set(here) {
-            return free.is_set(here);
-        }
-        if sched_setaffinity(pid, &only).is_ok() {
-            // A thread of the ordinary class would run at once, having had less of this CPU than we, find its page
-            // missing still, and be woken by the answer: elsewhere. One of the batch class waits for its turn.
-            let ordinary = is_ordinary(thread) && set_class(thread, raw::SCHED_BATCH);
-            // Should it run before we do again all the same, it finds its page missing: not one instruction of the program
-            // runs while it is held here, and no thread that it makes inherits that.
-            self.wake(at, PAGE);
-            if ordinary {
-                set_class(thread, raw::SCHED_NORMAL);
-            }
-            let _ = sched_setaffinity(pid, &free);
-        }
-        true
+        // The thread is blocked in its fault, so it changes neither its affinity nor its class meanwhile; who changes
+        // another's looks whether a call came between (`undisturbed`).
+        CALLS.fetch_add(1, SeqCst);
+        let may = self.call_blocked(thread, at);
+        CALLS.fetch_add(ENDED - 1, SeqCst);
+        may
     }
 
     fn follow(&self, thread: u32) {
