@@ -12,7 +12,7 @@
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
-//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam} | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
+//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam}, sched_setattr, setpriority | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
 //! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
@@ -639,7 +639,9 @@ places! {
     4 pthread_setaffinity_np c"pthread_setaffinity_np",
     5 pthread_getaffinity_np c"pthread_getaffinity_np",
     6 pthread_setschedparam c"pthread_setschedparam",
-    7 pthread_getschedparam c"pthread_getschedparam"
+    7 pthread_getschedparam c"pthread_getschedparam",
+    8 sched_setattr c"sched_setattr",
+    9 setpriority c"setpriority"
 }
 
 type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
@@ -919,6 +921,7 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_sched_getscheduler
             | raw::__NR_sched_setattr
             | raw::__NR_sched_getattr
+            | raw::__NR_setpriority
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
             raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
             // Null asks whether there is such a call.
@@ -979,7 +982,8 @@ unsafe extern "C" fn by_number(
             | raw::__NR_sched_setscheduler
             | raw::__NR_sched_getscheduler
             | raw::__NR_sched_setattr
-            | raw::__NR_sched_getattr => return undisturbed(|| bare(number, a, b, c, d, e, f)),
+            | raw::__NR_sched_getattr
+            | raw::__NR_setpriority => return undisturbed(|| bare(number, a, b, c, d, e, f)),
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,

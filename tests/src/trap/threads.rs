@@ -19,6 +19,11 @@ pub const TRAPS: &[Trap] = &[
         "others choose the CPUs and classes of threads that fault",
         thread_places_others,
     ),
+    Trap::new(
+        "thread-places-cpuset",
+        "the cpuset changes all the time while a thread faults",
+        thread_places_cpuset,
+    ),
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
@@ -243,6 +248,66 @@ fn choose_places(ids: &[AtomicU64]) -> Outcome {
     }
     ensure!(lost == [0, 0], "{} of 10000 choices of CPUs were not so, and {} of classes", lost[0], lost[1]);
     Ok(())
+}
+
+/// A cpuset of its own, which the process is in until this is dropped.
+struct Cpuset(std::path::PathBuf);
+
+impl Cpuset {
+    const ROOT: &'static str = "/sys/fs/cgroup/cpuset";
+
+    fn enter() -> Result<Self, Stop> {
+        let missing = |error| Stop::Skip(format!("a cpuset (root, cgroup v1) is missing: {error}"));
+        let own = Self(format!("{}/pageout-trap-{}", Self::ROOT, std::process::id()).into());
+        std::fs::create_dir(&own.0).map_err(missing)?;
+        let all = std::fs::read_to_string(format!("{}/cpuset.cpus", Self::ROOT))?;
+        own.write("cpuset.mems", "0")?;
+        own.write("cpuset.cpus", all.trim())?;
+        own.write("cgroup.procs", "0")?;
+        Ok(own)
+    }
+
+    fn write(&self, file: &str, what: &str) -> std::io::Result<()> {
+        std::fs::write(self.0.join(file), what)
+    }
+}
+
+impl Drop for Cpuset {
+    fn drop(&mut self) {
+        let _ = std::fs::write(format!("{}/cgroup.procs", Self::ROOT), "0");
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+fn thread_places_cpuset(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let all = place();
+    if all.0 < 2 {
+        return Err(Stop::Skip("a second CPU is missing".into()));
+    }
+    let cpuset = Cpuset::enter()?;
+    let ends = AtomicBool::new(false);
+    together(2, |index| {
+        if index == 0 {
+            let flap = || {
+                (0..100).try_for_each(|_| {
+                    ["0", "1", "0-1"].iter().try_for_each(|cpus| {
+                        std::thread::sleep(std::time::Duration::from_millis(3));
+                        cpuset.write("cpuset.cpus", cpus)
+                    })
+                })
+            };
+            let result = flap();
+            ends.store(true, Ordering::Relaxed);
+            return Ok(result?);
+        }
+        let mut dice = Dice::new(1);
+        while !ends.load(Ordering::Relaxed) {
+            field.page(dice.roll(field.pages())).check(1)?;
+        }
+        ensure!(place() == (2, all.1), "{:?} is left of {all:?}", place());
+        Ok(())
+    })
 }
 
 fn thread_stacks(ctx: &Ctx) -> Outcome {

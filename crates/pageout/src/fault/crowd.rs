@@ -20,8 +20,10 @@ pub struct Crowd {
     trying: AtomicBool,
     /// When the last fault was noted, ns.
     noted: AtomicU64,
-    /// Faults of this lap, and the time that they took, ns.
-    faults: AtomicU64,
+    /// What had been brought in by then.
+    brought: AtomicU64,
+    /// What was brought in on this lap, and the time that it took, ns.
+    pages: AtomicU64,
     took: AtomicU64,
     /// The last whole lap's time, the usual way, ns.
     usual: AtomicU64,
@@ -36,7 +38,8 @@ const WINDOW: u64 = 16;
 const THREADS: u32 = STREAMS as u32;
 const MASK: u64 = (1 << THREADS) - 1;
 
-/// Faults of several threads that are timed together: a few ms.
+/// Faults of several threads that are timed together: a few ms. Those that bring something in: where all want the same
+/// page, more of the others are no progress.
 const LAP: u64 = 128;
 /// What a pause between two faults counts for at most, ns: the program waited for something else.
 const PAUSE_NS: u64 = 500_000;
@@ -53,7 +56,8 @@ impl Crowd {
             together: AtomicBool::new(false),
             trying: AtomicBool::new(false),
             noted: AtomicU64::new(0),
-            faults: AtomicU64::new(0),
+            brought: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
             took: AtomicU64::new(0),
             usual: AtomicU64::new(0),
             wait: AtomicU64::new(1),
@@ -61,8 +65,8 @@ impl Crowd {
         }
     }
 
-    /// A thread faults, at `now` (ns).
-    pub fn note(&self, thread: u32, now: u64) {
+    /// A thread faults, at `now` (ns). `brought`: faults that brought something in so far.
+    pub fn note(&self, thread: u32, now: u64, brought: u64) {
         let word = self.recent.load(Relaxed);
         let (last, before, faults) = (word & MASK, word >> THREADS & MASK, word >> (2 * THREADS));
         let last = last | 1 << (thread % THREADS);
@@ -72,18 +76,20 @@ impl Crowd {
         };
         self.recent.store(word, Relaxed);
         let pause = now.saturating_sub(self.noted.load(Relaxed)).min(PAUSE_NS);
+        let pages = brought - self.brought.load(Relaxed);
         self.noted.store(now, Relaxed);
+        self.brought.store(brought, Relaxed);
         if self.threads() > 1 {
-            self.time(pause);
+            self.time(pages, pause);
         }
     }
 
-    /// One more fault of several threads, `pause` ns after the last.
-    fn time(&self, pause: u64) {
-        let faults = self.faults.load(Relaxed) + 1;
+    /// Several threads brought in `pages` in `pause` ns.
+    fn time(&self, pages: u64, pause: u64) {
+        let pages = self.pages.load(Relaxed) + pages;
         let took = self.took.load(Relaxed) + pause;
-        let is_done = faults == LAP;
-        self.faults.store(if is_done { 0 } else { faults }, Relaxed);
+        let is_done = pages >= LAP;
+        self.pages.store(if is_done { 0 } else { pages }, Relaxed);
         self.took.store(if is_done { 0 } else { took }, Relaxed);
         if is_done {
             self.end_lap(took);
@@ -150,13 +156,13 @@ mod tests {
         let crowd = Crowd::new();
         assert_eq!(crowd.threads(), 0);
         for thread in [5, 7, 9, 7] {
-            crowd.note(thread, 0);
+            crowd.note(thread, 0, 0);
         }
         assert_eq!(crowd.threads(), 3);
         assert!(crowd.each().eq([5, 7, 9]));
-        (0..WINDOW).for_each(|_| crowd.note(7, 0));
+        (0..WINDOW).for_each(|_| crowd.note(7, 0, 0));
         assert_eq!(crowd.threads(), 3);
-        (0..WINDOW).for_each(|_| crowd.note(7, 0));
+        (0..WINDOW).for_each(|_| crowd.note(7, 0, 0));
         assert_eq!(crowd.threads(), 1);
     }
 
@@ -167,7 +173,7 @@ mod tests {
             let is = crowd.is_together() as u64;
             together += is;
             *now += pace[is as usize];
-            crowd.note((fault % 2) as u32, *now);
+            crowd.note((fault % 2) as u32, *now, crowd.brought.load(Relaxed) + 1);
         }
         together as f64 / faults as f64
     }
@@ -188,7 +194,7 @@ mod tests {
     fn who_faults_alone_is_called() {
         let crowd = Crowd::new();
         (0..100_000).for_each(|fault| {
-            crowd.note(3, fault * 10_000);
+            crowd.note(3, fault * 10_000, fault);
             assert!(crowd.is_together());
         });
     }

@@ -70,6 +70,12 @@ impl Pending {
         self.len == 0
     }
 
+    /// Does one wait for a page?
+    fn has(&self, page: usize) -> bool {
+        let at = |n| &self.faults[(self.first + n) % self.faults.len()];
+        (0..self.len).any(|n| page_start(at(n).address) == page)
+    }
+
     /// The oldest, and how many wait after it.
     fn pop(&mut self) -> Option<(Fault, usize)> {
         let fault = (self.len > 0).then(|| self.faults[self.first])?;
@@ -189,7 +195,8 @@ impl Server {
     /// Answers a fault, so that the thread wakes up on this CPU if it is to be `here`. If it faults alone and may not run
     /// here, the server goes to where it may.
     fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, here: bool) {
-        self.calls = here;
+        // Others who wait for the same page would be woken by the call, and fault again.
+        self.calls = here && !engine.pending.lock().has(page_start(fault.address));
         self.answer_timed(engine, fault);
         self.calls = false;
         if core::mem::take(&mut self.apart) && engine.crowd.threads() == 1 {
@@ -247,7 +254,7 @@ impl Server {
         let mut regions = engine.events.write();
         engine.read_and_apply(&mut regions, |event| {
             let Event::Fault(fault) = event else { return };
-            engine.crowd.note(fault.thread, engine.kernel.now());
+            engine.crowd.note(fault.thread, engine.kernel.now(), engine.stats.pgmajfault.load(Relaxed));
             if !engine.pending.lock().push(fault) {
                 engine.kernel.wake(page_start(fault.address), PAGE);
             }
@@ -372,7 +379,8 @@ impl Server {
         let word = block.word(index);
         let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned);
         if is_out && core::mem::take(&mut self.calls) {
-            // The thread is blocked for as long as nothing is mapped here, so until this lock is let go of.
+            // The thread is blocked for as long as nothing is mapped here, so until this lock is let go of; but for
+            // a signal, whose handler it runs first.
             self.apart = !engine.kernel.call_here(fault.thread, at);
         }
         match word.tag() {

@@ -23,8 +23,10 @@ pub struct Linux {
     statm: OwnedFd,
     /// Device and inode of the userfaultfd: each has its own.
     identity: Option<(u64, u64)>,
-    /// Where the thread that opened all this may run.
+    /// Where the thread that opened all this may run, where it might, and every CPU that there could be.
     home: CpuSet,
+    whole: CpuSet,
+    every: CpuSet,
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
@@ -231,12 +233,20 @@ impl Linux {
     }
 
     fn with(uffd: Uffd, pagemap: OwnedFd) -> Result<Self, LinuxError> {
+        let home = sched_getaffinity(None).unwrap_or_default();
+        let mut every = CpuSet::new();
+        (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
+        let _ = sched_setaffinity(None, &every);
+        let whole = sched_getaffinity(None).unwrap_or_default();
+        let _ = sched_setaffinity(None, &home);
         Ok(Self {
             identity: identity(&uffd),
             uffd,
             pagemap,
             statm: open_proc("statm", c"/proc/self/statm")?,
-            home: sched_getaffinity(None).unwrap_or_default(),
+            home,
+            whole,
+            every,
             probe: 0,
         })
     }
@@ -302,6 +312,16 @@ fn set_class(thread: u32, class: u32) -> bool {
 }
 
 impl Linux {
+    /// Lets a thread run where it was free to. Who could run everywhere can also where its cpuset gets larger.
+    fn let_go(&self, thread: Option<Pid>, free: &CpuSet) {
+        let free = if *free == self.whole { &self.every } else { free };
+        // While its cpuset is being changed that fails; if the two have nothing in common it has all of the cpuset.
+        let is_done = (0..8).any(|_| sched_setaffinity(thread, free) != Err(Errno::INVAL));
+        if !is_done {
+            let _ = sched_setaffinity(thread, &self.every);
+        }
+    }
+
     /// See [`Kernel::call_here`].
     fn call_blocked(&self, thread: u32, at: usize) -> bool {
         let pid = Pid::from_raw(thread as i32);
@@ -309,18 +329,23 @@ impl Linux {
         if free.count() < 2 || !free.is_set(here) {
             return free.is_set(here);
         }
-        if sched_setaffinity(pid, &only).is_ok() {
-            // A thread of the ordinary class would run at once, having had less of this CPU than we, find its page
-            // missing still, and be woken by the answer: elsewhere. One of the batch class waits for its turn.
-            let ordinary = is_ordinary(thread) && set_class(thread, raw::SCHED_BATCH);
-            // Should it run before we do again all the same, it finds its page missing: not one instruction of the program
-            // runs while it is held here, and no thread that it makes inherits that.
-            self.wake(at, PAGE);
-            if ordinary {
-                set_class(thread, raw::SCHED_NORMAL);
+        match sched_setaffinity(pid, &only) {
+            Ok(()) => {
+                // A thread of the ordinary class would run at once, having had less of this CPU than we, find its page
+                // missing still, and be woken by the answer: elsewhere. One of the batch class waits for its turn.
+                let ordinary = is_ordinary(thread) && set_class(thread, raw::SCHED_BATCH);
+                // Should it run before we do again all the same, it finds its page missing: of the program only a
+                // signal's handler runs while it is held here, and no thread that it makes elsewhere inherits that.
+                self.wake(at, PAGE);
+                if ordinary {
+                    set_class(thread, raw::SCHED_NORMAL);
+                }
             }
-            let _ = sched_setaffinity(pid, &free);
+            // Its cpuset is being changed, and it may have been given this set all the same.
+            Err(Errno::INVAL) => {}
+            Err(_) => return true,
         }
+        self.let_go(pid, &free);
         true
     }
 
@@ -460,7 +485,7 @@ impl Kernel for Linux {
     }
 
     fn roam(&self) {
-        let _ = sched_setaffinity(None, &self.home);
+        self.let_go(None, &self.home);
     }
 
     fn is_ours(&self) -> bool {
