@@ -824,7 +824,7 @@ extern "C" fn serve(keeper: usize) -> ! {
     // SAFETY: see `take_up`.
     let keeper = unsafe { &*(keeper as *const Keeper) };
     let mut server = Box::new(Server::new());
-    sys::go_first();
+    sys::go_first_or_even();
     loop {
         server.serve(&keeper.engine, 1_000_000_000);
     }
