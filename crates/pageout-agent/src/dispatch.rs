@@ -29,6 +29,7 @@ const SYS_USER_DISPATCH: i32 = 2;
 // Returns from the handler: the one system call that the kernel lets pass by its address.
 global_asm!(
     ".type pageout_restore, @function",
+    ".globl pageout_restore",
     ".hidden pageout_restore",
     "pageout_restore:",
     "mov eax, 15",

@@ -708,6 +708,7 @@ extern "C" fn cloned(child: *mut c_void) -> c_int {
 // What libc's `clone` does, with the child's argument for [`cloned`]. Not libc's: its code may not be there yet.
 core::arch::global_asm!(
     ".type pageout_bare_clone, @function",
+    ".globl pageout_bare_clone",
     ".hidden pageout_bare_clone",
     "pageout_bare_clone:",
     "and rsi, -16",
@@ -832,9 +833,11 @@ pub unsafe extern "C" fn __clone(
     unsafe { clone(main, stack, flags, argument, parent, tls, child) }
 }
 
+// Global within the library: who calls it may be compiled into another object.
 // What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.
 core::arch::global_asm!(
     ".type pageout_bare_syscall, @function",
+    ".globl pageout_bare_syscall",
     ".hidden pageout_bare_syscall",
     "pageout_bare_syscall:",
     "mov rax, rdi",
@@ -862,6 +865,7 @@ core::arch::global_asm!(
 // The same after a look at the arguments, with nothing on the stack: the child may return on another.
 core::arch::global_asm!(
     ".type pageout_kept_syscall, @function",
+    ".globl pageout_kept_syscall",
     ".hidden pageout_kept_syscall",
     "pageout_kept_syscall:",
     "push rdi",
