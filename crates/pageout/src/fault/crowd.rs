@@ -76,7 +76,7 @@ impl Crowd {
         };
         self.recent.store(word, Relaxed);
         let pause = now.saturating_sub(self.noted.load(Relaxed)).min(PAUSE_NS);
-        let pages = brought - self.brought.load(Relaxed);
+        let pages = brought.saturating_sub(self.brought.load(Relaxed));
         self.noted.store(now, Relaxed);
         self.brought.store(brought, Relaxed);
         if self.threads() > 1 {

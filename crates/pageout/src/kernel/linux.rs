@@ -239,7 +239,9 @@ impl Linux {
         (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
         let _ = sched_setaffinity(None, &every);
         let whole = sched_getaffinity(None).unwrap_or_default();
-        let _ = sched_setaffinity(None, &home);
+        if home != whole {
+            let _ = sched_setaffinity(None, &home);
+        }
         Ok(Self {
             identity: identity(&uffd),
             uffd,
