@@ -67,7 +67,7 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
 
 /*
  * The same, with faults that are answered by the thread that takes them, in a handler of SIGBUS, and not by a thread of
- * the engine that it waits for. From memory ("mem") that takes a third of the time, and it needs no rights. In exchange:
+ * the engine that it waits for. From memory ("mem") that takes two thirds of the time for one thread, and it needs no rights. In exchange:
  *
  * - A system call that is given memory that is out fails with EFAULT, or stops short: pageout_pin() what it is given.
  *   read() and write() of the C library are system calls; futex words (locks) and paths count, too.
