@@ -189,19 +189,21 @@ impl Scheduling {
 /// it. Needs CAP_SYS_NICE; without it the thread stays as it is, with a short slice, so that it is at least
 /// woken soon (Linux 6.12), and it says false. Not a real-time class: an engine that thrashes must not stop the machine.
 pub fn go_first() -> bool {
-    let first = Scheduling::FIRST.is_granted(0);
-    if !first {
-        let _ = Scheduling::ORDINARY.is_granted(0);
-    }
-    first
+    first_or(&Scheduling::ORDINARY)
 }
 
 /// For a server, which shares its CPU with whom it answers. Without the right to go first it takes slices as long as
 /// his: at the end of each one he runs before he is answered, and is answered elsewhere then.
 pub fn go_first_or_even() {
-    if !Scheduling::FIRST.is_granted(0) {
-        let _ = Scheduling::UNASKED.is_granted(0);
+    first_or(&Scheduling::UNASKED);
+}
+
+fn first_or(other: &Scheduling) -> bool {
+    let first = Scheduling::FIRST.is_granted(0);
+    if !first {
+        let _ = other.is_granted(0);
     }
+    first
 }
 
 /// For the watch, which sleeps between any two looks: a real-time class, the lowest but one. As an ordinary

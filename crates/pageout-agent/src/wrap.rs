@@ -919,13 +919,6 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
-            | raw::__NR_sched_setaffinity
-            | raw::__NR_sched_getaffinity
-            | raw::__NR_sched_setscheduler
-            | raw::__NR_sched_getscheduler
-            | raw::__NR_sched_setattr
-            | raw::__NR_sched_getattr
-            | raw::__NR_setpriority
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
             raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
             // Null asks whether there is such a call.
@@ -935,9 +928,31 @@ pub unsafe extern "C" fn syscall(
                 by_number(number, a, b, c, d, e, f)
             }
             raw::__NR_clone | raw::__NR_clone3 | raw::__NR_set_tid_address => kept(number, a, b, c, d, e, f),
+            raw::__NR_sched_setaffinity
+            | raw::__NR_sched_getaffinity
+            | raw::__NR_sched_setscheduler
+            | raw::__NR_sched_getscheduler
+            | raw::__NR_sched_setattr
+            | raw::__NR_sched_getattr
+            | raw::__NR_setpriority => place_by_number(number, a, b, c, d, e, f),
             _ => bare(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// As the functions of [`PLACES`]. A function of its own: nothing lies on the stack of [`syscall`].
+#[inline(never)]
+unsafe extern "C" fn place_by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    undisturbed(|| unsafe { bare(number, a, b, c, d, e, f) })
 }
 
 /// Where clone3's structure has the child's stack, and where the numbers that it is to have, and how many.
@@ -981,13 +996,6 @@ unsafe extern "C" fn by_number(
             raw::__NR_setsockopt => {
                 return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
             }
-            raw::__NR_sched_setaffinity
-            | raw::__NR_sched_getaffinity
-            | raw::__NR_sched_setscheduler
-            | raw::__NR_sched_getscheduler
-            | raw::__NR_sched_setattr
-            | raw::__NR_sched_getattr
-            | raw::__NR_setpriority => return undisturbed(|| bare(number, a, b, c, d, e, f)),
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,

@@ -154,11 +154,11 @@ impl Strays {
 
     fn stage(&self, process: &Process) -> Stage {
         let pid = process.pid;
-        let is_preloaded = matches!(program::obstacle(&exe(pid)), Ok(None))
-            && is_ours(pid)
-            && has_our_root(pid)
-            && was_told(pid);
-        match is_preloaded.then(|| Loaded::of(pid, "smaps", &self.agent)).flatten() {
+        let loaded = match why_not_preloaded(pid) {
+            None => Loaded::of(pid, "smaps", &self.agent),
+            Some(_) => None,
+        };
+        match loaded {
             Some(Loaded { agent: true, begun: true, .. }) => Stage::Begun,
             Some(Loaded { agent: true, .. }) => Stage::Loading,
             // What is preloaded is mapped first: so far there are the program and the loader.
@@ -169,17 +169,8 @@ impl Strays {
 
     /// Why a process has no keeper.
     fn reason(&self, pid: i32) -> String {
-        if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
-            return format!("{obstacle}, so pageout cannot be preloaded");
-        }
-        if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
-            return format!("runs as another user than pageout ({user}), so pageout was not preloaded");
-        }
-        if !has_our_root(pid) {
-            return "has another root than pageout, where neither agent nor run can be reached".into();
-        }
-        if !was_told(pid) {
-            return "its environment was cleared, so pageout was not preloaded".into();
+        if let Some(why) = why_not_preloaded(pid) {
+            return why;
         }
         if !Loaded::of(pid, "maps", &self.agent).is_some_and(|loaded| loaded.agent) {
             return "runs without pageout's agent".into();
@@ -256,9 +247,18 @@ fn exe(pid: i32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/exe"))
 }
 
-/// Whether a process is the user's who runs us.
-fn is_ours(pid: i32) -> bool {
-    user_of(pid) == Some(sys::euid())
+/// What kept the agent from being preloaded into a process, or from working there; a process that has gone was told nothing.
+fn why_not_preloaded(pid: i32) -> Option<String> {
+    if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
+        return Some(format!("{obstacle}, so pageout cannot be preloaded"));
+    }
+    if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
+        return Some(format!("runs as another user than pageout ({user}), so pageout was not preloaded"));
+    }
+    if !has_our_root(pid) {
+        return Some("has another root than pageout, where neither agent nor run can be reached".into());
+    }
+    (!was_told(pid)).then(|| "its environment was cleared, so pageout was not preloaded".into())
 }
 
 /// Whether a process finds run's socket by its path. The child of a fork takes the agent along wherever it goes.

@@ -619,14 +619,19 @@ fn other_user_role() {
     Command::new("setpriv").args(user).args(["sleep", "2"]).status().unwrap();
 }
 
-#[test]
-fn descendants_of_another_user_are_told_of() {
+/// Whether run says of a descendant that it is not limited; how the line ends. Needs root.
+fn is_told_of(role: &str, line: &str) {
     if !common::is_root() {
         return;
     }
-    let ended = run(&Place::new(), "other user", &["-s", "mem,size=64M", "--"]);
-    let why = "runs as another user than pageout (65534), so pageout was not preloaded";
-    assert!(ended.err.contains(&format!("(sleep): {why}; its memory is not limited\n")), "{}", ended.err);
+    let ended = run(&Place::new(), role, &["-s", "mem,size=64M", "--"]);
+    assert!(ended.err.contains(&format!("{line}; its memory is not limited\n")), "{}", ended.err);
+}
+
+#[test]
+fn descendants_of_another_user_are_told_of() {
+    let line = "(sleep): runs as another user than pageout (65534), so pageout was not preloaded";
+    is_told_of("other user", line);
 }
 
 /// As a sandbox does (Chromium's): another root, in which nothing is executed any more.
@@ -650,12 +655,7 @@ fn other_root_role() {
 
 #[test]
 fn descendants_with_another_root_are_told_of() {
-    if !common::is_root() {
-        return;
-    }
-    let ended = run(&Place::new(), "other root", &["-s", "mem,size=64M", "--"]);
-    let why = "has another root than pageout, where neither agent nor run can be reached";
-    assert!(ended.err.contains(&format!("): {why}; its memory is not limited\n")), "{}", ended.err);
+    is_told_of("other root", "): has another root than pageout, where neither agent nor run can be reached");
 }
 
 /// Starts another run.

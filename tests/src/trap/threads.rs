@@ -135,14 +135,37 @@ extern "C" fn use_own_stack(shared: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// How many CPUs the caller may run on, and its scheduling class.
-fn place() -> (usize, c_int) {
+/// The CPUs that the caller may run on.
+fn cpus() -> libc::cpu_set_t {
     // SAFETY: zeroed is an empty set, and there is room for one.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, std::mem::size_of_val(&set), &mut set);
-        (libc::CPU_COUNT(&set) as usize, libc::sched_getscheduler(0))
+        set
     }
+}
+
+/// How many CPUs the caller may run on, and its scheduling class.
+fn place() -> (usize, c_int) {
+    // SAFETY: has no conditions.
+    unsafe { (libc::CPU_COUNT(&cpus()) as usize, libc::sched_getscheduler(0)) }
+}
+
+/// What [`place`] says, where the caller may run on the first two CPUs.
+fn place_on_two() -> Result<(usize, c_int), Stop> {
+    let cpus = cpus();
+    // SAFETY: a set has room for more.
+    let both = (0..2).all(|cpu| unsafe { libc::CPU_ISSET(cpu, &cpus) });
+    both.then(place).ok_or_else(|| Stop::Skip("CPUs 0 and 1 are missing".into()))
+}
+
+/// Looks at pages at random until it is told to end.
+fn look_on(field: Span, seed: usize, ends: &AtomicBool) -> Outcome {
+    let mut dice = Dice::new(seed);
+    while !ends.load(Ordering::Relaxed) {
+        field.page(dice.roll(field.pages())).check(1)?;
+    }
+    Ok(())
 }
 
 fn thread_places(ctx: &Ctx) -> Outcome {
@@ -198,6 +221,7 @@ fn thread_classes(ctx: &Ctx) -> Outcome {
 
 fn thread_places_others(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
+    place_on_two()?;
     let ends = AtomicBool::new(false);
     let ids: Vec<AtomicU64> = (0..2).map(|_| AtomicU64::new(0)).collect();
     together(ids.len() + 1, |index| {
@@ -208,11 +232,7 @@ fn thread_places_others(ctx: &Ctx) -> Outcome {
         };
         // SAFETY: has no conditions.
         id.store(unsafe { libc::pthread_self() }, Ordering::Release);
-        let mut dice = Dice::new(index);
-        while !ends.load(Ordering::Relaxed) {
-            field.page(dice.roll(field.pages())).check(1)?;
-        }
-        Ok(())
+        look_on(field, index, &ends)
     })
 }
 
@@ -281,10 +301,7 @@ impl Drop for Cpuset {
 
 fn thread_places_cpuset(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
-    let all = place();
-    if all.0 < 2 {
-        return Err(Stop::Skip("a second CPU is missing".into()));
-    }
+    let all = place_on_two()?;
     let cpuset = Cpuset::enter()?;
     let ends = AtomicBool::new(false);
     together(2, |index| {
@@ -301,10 +318,7 @@ fn thread_places_cpuset(ctx: &Ctx) -> Outcome {
             ends.store(true, Ordering::Relaxed);
             return Ok(result?);
         }
-        let mut dice = Dice::new(1);
-        while !ends.load(Ordering::Relaxed) {
-            field.page(dice.roll(field.pages())).check(1)?;
-        }
+        look_on(field, 1, &ends)?;
         ensure!(place() == (2, all.1), "{:?} is left of {all:?}", place());
         Ok(())
     })
