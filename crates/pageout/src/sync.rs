@@ -422,6 +422,11 @@ impl<T> RwLock<T> {
         }
     }
 
+    /// Does a writer wait? Who holds it shared for long lets go of it then.
+    pub fn is_wanted(&self) -> bool {
+        self.writer.load(atomic::Ordering::Relaxed) != 0
+    }
+
     /// Does somebody hold it, as said? For tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn is_held(&self, exclusively: bool) -> bool {

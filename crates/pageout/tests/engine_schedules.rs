@@ -573,6 +573,32 @@ fn walk(world: &World, walks: usize, last: usize) -> (u64, u64) {
 }
 
 #[test]
+fn a_walk_does_not_go_on_by_the_few_frames_that_lie_about() {
+    let world = world(|plan| Plan { chunks: 200, huge: 0, habits: Habits::ACCESS, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 512, true);
+    world.settle();
+    evict_all(&world);
+    let (frames, stats) = (&world.engine.frames, world.engine.stats);
+    let faults = stats.pgmajfault.load(Relaxed);
+    for page in 0..512 {
+        // What single pages leave: COPY gives the frame back, and the evictor drops whole chunks.
+        let mut held = Vec::new();
+        while frames.ready_pages() > 0 {
+            held.extend(frames.take(512).iter().flat_map(|part| part.frame..part.frame + part.count));
+        }
+        held.drain(..3.min(held.len())).for_each(|frame| frames.give_back(frame));
+        touch(&world, 0, page, 1, false);
+        world.settle();
+        held.into_iter().for_each(|frame| frames.give_back(frame));
+        world.engine.measure();
+    }
+    let faults = stats.pgmajfault.load(Relaxed) - faults;
+    assert!(faults <= 512 / 8, "{faults} faults");
+    end(&world);
+}
+
+#[test]
 fn what_is_huge_comes_back_huge_walk_after_walk() {
     let world = advised(6, 1);
     let _on_failure = OnFailure(&world);

@@ -272,7 +272,7 @@ impl Server {
         let index = (address - block_start) / PAGE;
         engine.end_sample();
         let mut backoff = Backoff::new();
-        // How often what can come in whole waits for a huge frame.
+        // How often what is to come in waits for the frames to do so.
         let mut patience = PATIENCE;
         loop {
             let decision = self.decide(engine, block_start, index, fault);
@@ -325,6 +325,7 @@ impl Server {
                 }
                 Brought::NoHuge => patience = 0,
                 Brought::NoFrame => {
+                    patience = patience.saturating_sub(1);
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
                         // While an event is unread no page can leave and no frame be filled.
@@ -458,16 +459,27 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Had another server better be called, while `more` wait beside the fault at hand? If this one will wait for the
-    /// device, or faults take long, or a CPU is idle: of those who fault, the others run.
+    /// device, or somebody else faults while much is brought in, or a CPU is idle: of those who fault, the others run.
     fn wants_another(&self, more: usize) -> bool {
-        let running = self.crowd.threads().saturating_sub(more + 1) + 1;
-        let one_does = self.takes_little() && (self.crowd.is_together() || running >= self.kernel.cpus());
-        !self.is_quick() || more > 0 && !one_does
+        let threads = self.crowd.threads();
+        if !self.is_quick() {
+            true
+        } else if self.takes_little() {
+            let running = threads.saturating_sub(more + 1) + 1;
+            more > 0 && !self.crowd.is_together() && running < self.kernel.cpus()
+        } else {
+            more > 0 || threads > 1
+        }
     }
 
     /// Does nobody who faults just now go through much at a time?
     fn takes_little(&self) -> bool {
-        self.crowd.each().all(|thread| self.last_order(thread) <= UNIT_ORDER)
+        !self.crowd.each().any(|thread| self.is_streaming(thread))
+    }
+
+    /// Does a thread go through more than a unit at a time?
+    fn is_streaming(&self, thread: u32) -> bool {
+        self.last_order(thread) > UNIT_ORDER
     }
 
     /// Answers the device faster than another server could be called?
@@ -508,7 +520,7 @@ impl<K: Kernel> Engine<K> {
     fn follows(&self, page: usize, thread: u32) -> bool {
         let expected = (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT) as usize;
         let skipped = page.wrapping_sub(expected);
-        let streams = self.last_order(thread) > UNIT_ORDER;
+        let streams = self.is_streaming(thread);
         let follows = skipped == 0 || streams && skipped <= MOST_SKIPPED && self.are_there(expected, page);
         if follows && streams && page % BLOCK_PAGES == 0 {
             self.went_through((page - BLOCK_PAGES) * PAGE);
@@ -541,7 +553,9 @@ impl<K: Kernel> Engine<K> {
         let block = block.lock();
         let mends = block.resident as usize == BLOCK_PAGES && !block.huge && block.splits < 2;
         let may = self.config.huge && self.config.swapin != Swapin::Never;
-        if mends && may && self.splits.load(Relaxed) < MOST_SPLITS {
+        // All other faults wait for it.
+        let disturbs = !self.crowd.each().all(|thread| self.is_streaming(thread));
+        if mends && may && !disturbs && self.splits.load(Relaxed) < MOST_SPLITS {
             self.mend.store(block_start, Relaxed);
             self.kick();
         }
@@ -625,6 +639,9 @@ impl<K: Kernel> Engine<K> {
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
         let grow = self.budget.load(Relaxed) >= n as i64;
+        if !grow && whole && self.frames.ready_pages() < n.min(CHUNK) {
+            return Brought::NoFrame;
+        }
         let parts = if grow { Parts::new() } else { self.frames.take(n) };
         if !grow && parts.count() == 0 {
             return Brought::NoFrame;

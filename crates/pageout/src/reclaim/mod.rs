@@ -298,7 +298,7 @@ impl<K: Kernel> Engine<K> {
         self.kernel.drop_frames(at, len).is_ok()
     }
 
-    /// A fault found no filled frame: takes new memory if there is room, else lets a few pages leave (direct
+    /// A fault found too few filled frames: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
         if self.budget.load(Relaxed) < CHUNK as i64 {

@@ -115,7 +115,7 @@ pub(crate) enum Brought {
     Done(usize),
     /// An event is unread; it must be applied, then the fault is looked at again.
     Pending,
-    /// No frame; some must be made.
+    /// Too few frames; some must be made.
     NoFrame,
     /// The block could come in whole, but there is no huge frame: one must be made.
     NoHuge,
@@ -123,7 +123,7 @@ pub(crate) enum Brought {
 
 impl<K: Kernel> Engine<K> {
     /// Brings in the page `index` of a block, which is Swapped, with what else is swapped of `window` (pages of the
-    /// block). No lock is held during I/O. `whole`: a block that can come in whole does not come in pieces.
+    /// block). No lock is held during I/O. `whole`: nothing comes in by smaller pieces than it could.
     pub(crate) fn bring_in(
         &self,
         incoming: &mut Incoming,
@@ -146,6 +146,8 @@ impl<K: Kernel> Engine<K> {
             let (n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
                 Some(huge) => (n, Buffer::Huge(huge)),
                 None if as_one && whole && self.config.huge => return Brought::NoHuge,
+                // With the few that happen to lie ready each fault of a stream would bring in as few.
+                None if whole && self.frames.ready_pages() < n.min(CHUNK) => return Brought::NoFrame,
                 None => {
                     let parts = self.frames.take(n);
                     let count = parts.count();
@@ -265,14 +267,21 @@ impl<K: Kernel> Engine<K> {
         asked: usize,
         buffer: &Buffer,
     ) -> Brought {
-        let regions = self.events.read();
-        let block = self.space.block(block_start).expect("block of a busy page");
-        let mut block = block.lock();
+        let mut regions = self.events.read();
+        let of_page = self.space.block(block_start).expect("block of a busy page");
+        let mut block = of_page.lock();
         let mut brought = Brought::Done(incoming.at(n - 1) + 1);
         let mut i = 0;
         let mut whole = false;
         let mut consumed = 0;
         while i < n {
+            if self.events.is_wanted() {
+                // Faults are read under it: who waits for one page does not wait for all of these.
+                drop(block);
+                drop(regions);
+                regions = self.events.read();
+                block = of_page.lock();
+            }
             let mine = |i: usize, block: &BlockState| {
                 block.word(incoming.at(i)) == incoming.words[i] || makes(Flaw::ArriveUnsure)
             };
