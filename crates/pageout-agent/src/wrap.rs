@@ -706,6 +706,7 @@ extern "C" fn cloned(child: *mut c_void) -> c_int {
 }
 
 // What libc's `clone` does, with the child's argument for [`cloned`]. Not libc's: its code may not be there yet.
+// Global within the library, as the others: who calls it may be compiled into another object.
 core::arch::global_asm!(
     ".type pageout_bare_clone, @function",
     ".globl pageout_bare_clone",
@@ -833,7 +834,6 @@ pub unsafe extern "C" fn __clone(
     unsafe { clone(main, stack, flags, argument, parent, tls, child) }
 }
 
-// Global within the library: who calls it may be compiled into another object.
 // What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.
 core::arch::global_asm!(
     ".type pageout_bare_syscall, @function",

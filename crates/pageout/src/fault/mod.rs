@@ -553,9 +553,9 @@ impl<K: Kernel> Engine<K> {
         let block = block.lock();
         let mends = block.resident as usize == BLOCK_PAGES && !block.huge && block.splits < 2;
         let may = self.config.huge && self.config.swapin != Swapin::Never;
-        // All other faults wait for it.
-        let disturbs = !self.crowd.each().all(|thread| self.is_streaming(thread));
-        if mends && may && !disturbs && self.splits.load(Relaxed) < MOST_SPLITS {
+        // Who wants little would wait for it.
+        let disturbs = || !self.crowd.each().all(|thread| self.is_streaming(thread));
+        if mends && may && self.splits.load(Relaxed) < MOST_SPLITS && !disturbs() {
             self.mend.store(block_start, Relaxed);
             self.kick();
         }
@@ -639,13 +639,8 @@ impl<K: Kernel> Engine<K> {
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
         let grow = self.budget.load(Relaxed) >= n as i64;
-        if !grow && whole && self.frames.ready_pages() < n.min(CHUNK) {
-            return Brought::NoFrame;
-        }
-        let parts = if grow { Parts::new() } else { self.frames.take(n) };
-        if !grow && parts.count() == 0 {
-            return Brought::NoFrame;
-        }
+        let parts = if grow { Some(Parts::new()) } else { self.take_frames(n, whole) };
+        let Some(parts) = parts else { return Brought::NoFrame };
         let n = if grow { n } else { parts.count() };
         let low = if low + n > index { low } else { index + 1 - n };
         for part in parts.iter() {

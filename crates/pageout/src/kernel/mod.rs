@@ -111,9 +111,9 @@ pub trait Kernel: Send + Sync {
         true
     }
 
-    /// Has a thread that waits for a fault on the page at `at` wake up on the caller's CPU, if it can be, before the fault is
-    /// answered: two wake-ups across CPUs cost several times what the fault itself does. `false`: it may not run here. Events lock held shared, and that of the
-    /// block, of which the page is not there: so long the thread is blocked.
+    /// Has a thread that waits for a fault on the page at `at` wake up on the caller's CPU, if it can be, before the
+    /// fault is answered: two wake-ups across CPUs cost several times what the fault itself does. `false`: it may not run
+    /// here. Events lock held shared, and that of the block, of which the page is not there: so long the thread is blocked.
     fn call_here(&self, _thread: u32, _at: usize) -> bool {
         true
     }

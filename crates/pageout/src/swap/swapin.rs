@@ -146,14 +146,9 @@ impl<K: Kernel> Engine<K> {
             let (n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
                 Some(huge) => (n, Buffer::Huge(huge)),
                 None if as_one && whole && self.config.huge => return Brought::NoHuge,
-                // With the few that happen to lie ready each fault of a stream would bring in as few.
-                None if whole && self.frames.ready_pages() < n.min(CHUNK) => return Brought::NoFrame,
                 None => {
-                    let parts = self.frames.take(n);
+                    let Some(parts) = self.take_frames(n, whole) else { return Brought::NoFrame };
                     let count = parts.count();
-                    if count == 0 {
-                        return Brought::NoFrame;
-                    }
                     incoming.trim(n, count, index);
                     (count, Buffer::Small(parts))
                 }
@@ -174,6 +169,16 @@ impl<K: Kernel> Engine<K> {
         Stats::add(&self.stats.swap_ra, n as u64 - 1);
         Stats::add(&self.stats.swpin[n.ilog2() as usize], 1);
         brought
+    }
+
+    /// Filled frames for up to `n` pages, or none where there are too few: with the few that happen to lie ready each fault
+    /// of a stream would bring in as few. Not `whole`: whatever there is.
+    pub(crate) fn take_frames(&self, n: usize, whole: bool) -> Option<Parts> {
+        if whole && self.frames.ready_pages() < n.min(CHUNK) {
+            return None;
+        }
+        let parts = self.frames.take(n);
+        (parts.count() > 0).then_some(parts)
     }
 
     /// What was read last lies on a disk that turns: what lies around it comes in too, whosever pages they are, as far
