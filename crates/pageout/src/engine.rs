@@ -5,6 +5,7 @@
 
 use crate::fault::crowd::Crowd;
 use crate::fault::order::Orders;
+use crate::fault::stream::Streams;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
@@ -80,9 +81,6 @@ impl Key {
     }
 }
 
-/// Streams of ascending faults that are told apart.
-pub(crate) const STREAMS: usize = 16;
-
 /// Huge pages that are split in a row before only one of [`TRIED`] blocks is tried.
 pub(crate) const MOST_SPLITS: u32 = 4;
 /// See [`MOST_SPLITS`].
@@ -154,7 +152,7 @@ pub struct Engine<K: Kernel> {
     /// What the checksums are made with.
     pub key: Key,
     /// Per stream: next expected page number and order.
-    pub(crate) streams: [AtomicU64; STREAMS],
+    pub(crate) streams: Streams,
     /// Until when (ns) reclaim pauses because nothing can go.
     pub(crate) stuck_until: AtomicU64,
     /// Others have touched holes among the frames, and may have filled them.
@@ -203,7 +201,7 @@ impl<K: Kernel> Engine<K> {
             crowd: Crowd::new(),
             evictions: AtomicU32::new(FIRST),
             key: Key::random(),
-            streams: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
+            streams: Streams::new(),
             stuck_until: AtomicU64::new(0),
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),

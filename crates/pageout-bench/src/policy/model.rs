@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use pageout::fault::order::Orders;
+use pageout::fault::stream::{Stream, Streams, UNIT_ORDER};
 use pageout::reclaim::policy::{Policy, Turn, FIRST};
 use pageout::space::{Usage, BLOCK_PAGES, UNIT_PAGES};
 
@@ -18,12 +19,8 @@ use super::trace::Access;
 const ROOM: usize = 32;
 /// Pages that one round of reclaim takes where blocks come in whole.
 const ROUND: usize = BLOCK_PAGES;
-/// The order of a unit.
-const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
 /// What a request to a device takes: RAM.
 const REQUEST_NS: u64 = 2_000;
-/// Threads of a trace.
-const THREADS: usize = 2;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Page {
@@ -31,13 +28,6 @@ enum Page {
     Untouched,
     Resident,
     Out,
-}
-
-/// Where a thread's stream goes on, and the order of its last fault.
-#[derive(Clone, Copy, Default)]
-struct Stream {
-    next: usize,
-    order: u8,
 }
 
 /// The engine's part.
@@ -50,7 +40,7 @@ pub struct Model {
     adopted: bool,
     policy: Policy,
     orders: Orders,
-    streams: [Stream; THREADS],
+    streams: Streams,
     evictions: u32,
     /// Faults on pages that were out.
     pub faults: u64,
@@ -71,7 +61,7 @@ impl Model {
             adopted: false,
             policy: Policy::default(),
             orders: Orders::new(),
-            streams: [Stream::default(); THREADS],
+            streams: Streams::new(),
             evictions: FIRST,
             faults: 0,
             brought: 0,
@@ -121,18 +111,13 @@ impl Model {
         if let Some(unit) = self.orders.due() {
             self.learn(unit);
         }
-        let stream = self.streams[thread];
-        let follows = self.follows(page, stream);
+        let there =
+            |page: usize, end: usize| self.pages[page..end].iter().all(|page| *page == Page::Resident);
+        let stream = self.streams.find(thread as u32, page, self.out, there);
         let state = self.pages[page];
         let order = match state {
-            Page::Out => self.order(page / UNIT_PAGES, follows.then_some(stream.order)),
-            _ => {
-                if follows {
-                    stream.order + 2
-                } else {
-                    0
-                }
-            }
+            Page::Out => self.order(page / UNIT_PAGES, stream),
+            _ => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),
         };
         let order = order.min(BLOCK_PAGES.ilog2() as u8);
         let low = page & !((1 << order) - 1);
@@ -151,7 +136,7 @@ impl Model {
             let pages = unit.iter().fold(0, |pages, at| pages | 1 << (at % UNIT_PAGES));
             self.used(unit[0] / UNIT_PAGES, pages, came.len() <= UNIT_PAGES);
         }
-        self.streams[thread] = Stream { next: came[came.len() - 1] + 1, order };
+        self.streams.advance(thread as u32, stream, came[came.len() - 1] + 1, order, 0);
     }
 
     /// The pages of a window that come in: all that are out, or those around `page` that were never touched.
@@ -164,26 +149,18 @@ impl Model {
         (from..window.end).take_while(same).collect()
     }
 
-    /// `Engine::follows`.
-    fn follows(&self, page: usize, stream: Stream) -> bool {
-        let skipped = page.wrapping_sub(stream.next);
-        let there = |at: usize| self.pages[at] == Page::Resident;
-        skipped == 0
-            || stream.order > UNIT_ORDER && skipped <= 64 * BLOCK_PAGES && (stream.next..page).all(there)
-    }
-
     /// `Engine::order_of_swapped`.
-    fn order(&mut self, unit: usize, last: Option<u8>) -> u8 {
+    fn order(&mut self, unit: usize, stream: Option<Stream>) -> u8 {
         if self.usages[unit].sampled != 0 {
             return 0;
         }
         let out = self.pages_of(unit, Page::Out);
-        let streams = last.is_some_and(|order| order >= UNIT_ORDER);
+        let streams = stream.is_some_and(|stream| stream.order >= UNIT_ORDER);
         if !streams && self.orders.sample(unit, out) {
             self.usages[unit].sampled = out;
             return 0;
         }
-        last.map_or(0, |last| last + 1).max(self.orders.best(out))
+        stream.map_or(0, |stream| stream.order + 1).max(self.orders.best(out))
     }
 
     /// `Engine::learn`.

@@ -7,7 +7,7 @@
 //!
 //! Noted by whoever reads faults, so by one at a time; looked at by anybody.
 
-use crate::engine::STREAMS;
+use super::stream;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The threads of the last faults, and how fast these come.
@@ -35,7 +35,7 @@ pub struct Crowd {
 /// Faults before the older ones are forgotten. Of two threads that fault at random each takes one of so many.
 const WINDOW: u64 = 16;
 /// Bits for threads; the rest of the word counts faults.
-const THREADS: u32 = STREAMS as u32;
+const THREADS: u32 = stream::THREADS as u32;
 const MASK: u64 = (1 << THREADS) - 1;
 
 /// Faults of several threads that are timed together: a few ms. Those that bring something in: where all want the same

@@ -11,6 +11,7 @@
 pub mod crowd;
 pub mod inline;
 pub mod order;
+pub mod stream;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
@@ -19,20 +20,16 @@ use crate::page::Tag;
 use crate::space::{page_start, BlockState, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
-use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use rustix::io::Errno;
-
-/// A thread's stream in one word: its last window's order (8 bits), the pages that came in there beside the one asked
-/// for (12), and the page behind it: a fault there continues the stream.
-const STREAM_AHEAD_SHIFT: u32 = 8;
-const STREAM_PAGE_SHIFT: u32 = 20;
-const STREAM_AHEAD: u64 = (1 << STREAM_PAGE_SHIFT) - (1 << STREAM_AHEAD_SHIFT);
+use stream::{Stream, UNIT_ORDER};
 
 /// A server of faults: what it has under way.
 pub struct Server {
     incoming: Incoming,
+    /// The stream that the fault at hand continues.
+    stream: Option<Stream>,
     /// Faults answered since it settled on a CPU; 0: it has not.
     settled: u32,
     /// There it goes before the program's threads.
@@ -101,12 +98,6 @@ const SETTLED: u32 = 256;
 /// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
 const PATIENCE: u32 = 8;
 
-/// The order of a unit: the largest but for streams.
-const UNIT_ORDER: u8 = UNIT_PAGES.ilog2() as u8;
-
-/// Pages that are there already and do not end a stream.
-const MOST_SKIPPED: usize = 64 * BLOCK_PAGES;
-
 /// Pages that a server which makes room itself wants to see free, and lets leave at once.
 const ROOM: i64 = 32;
 
@@ -129,6 +120,7 @@ impl Server {
     pub fn new() -> Self {
         Self {
             incoming: Incoming::new(),
+            stream: None,
             settled: 0,
             first: false,
             calls: false,
@@ -303,7 +295,8 @@ impl Server {
             match brought {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
-                    engine.advance(fault.thread, block_start + end * PAGE, order, ahead);
+                    let end = (block_start / PAGE) + end;
+                    engine.streams.advance(fault.thread, self.stream, end, order, ahead);
                     if was_read {
                         engine.bring_around(&mut self.incoming);
                     }
@@ -375,7 +368,7 @@ impl Server {
     ) -> Decision {
         let regions = engine.events.read();
         let at = block_start + index * PAGE;
-        let follows = engine.follows(at / PAGE, fault.thread);
+        self.stream = engine.continued(at / PAGE, fault.thread);
         let mut block = engine.space.block_or_new(block_start).lock();
         let word = block.word(index);
         let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned);
@@ -421,8 +414,7 @@ impl Server {
                     )
                 });
                 let swapped = tag == Tag::Swapped;
-                let follows = follows.then(|| engine.last_order(fault.thread));
-                let order = engine.order(&mut block, at / PAGE, follows, swapped);
+                let order = engine.order(&mut block, at / PAGE, self.stream, swapped);
                 let low = index & !((1 << order) - 1);
                 let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
                 if swapped {
@@ -474,12 +466,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Does nobody who faults just now go through much at a time?
     fn takes_little(&self) -> bool {
-        !self.crowd.each().any(|thread| self.is_streaming(thread))
-    }
-
-    /// Does a thread go through more than a unit at a time?
-    fn is_streaming(&self, thread: u32) -> bool {
-        self.last_order(thread) > UNIT_ORDER
+        !self.crowd.each().any(|thread| self.streams.is_streaming(thread))
     }
 
     /// Answers the device faster than another server could be called?
@@ -515,22 +502,13 @@ impl<K: Kernel> Engine<K> {
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
     }
 
-    /// Does a fault continue its thread's stream: is it on the page after the last window, or, where whole units come
-    /// in, on the first that is not there? No block lock held.
-    fn follows(&self, page: usize, thread: u32) -> bool {
-        let expected = (self.stream(thread).load(Relaxed) >> STREAM_PAGE_SHIFT) as usize;
-        let skipped = page.wrapping_sub(expected);
-        let streams = self.is_streaming(thread);
-        let follows = skipped == 0 || streams && skipped <= MOST_SKIPPED && self.are_there(expected, page);
-        if follows && streams && page % BLOCK_PAGES == 0 {
-            self.went_through((page - BLOCK_PAGES) * PAGE);
-        }
-        if follows {
-            // Whoever comes out of a window at its end went through it; once.
-            let stream = self.stream(thread).fetch_and(!STREAM_AHEAD, Relaxed);
-            Stats::add(&self.stats.swap_ra_hit, (stream & STREAM_AHEAD) >> STREAM_AHEAD_SHIFT);
-        }
-        follows
+    /// The stream of its thread that a fault continues. No block lock held.
+    fn continued(&self, page: usize, thread: u32) -> Option<Stream> {
+        let stream =
+            self.streams.find(thread, page, self.space.out(), |page, end| self.are_there(page, end))?;
+        stream.left.into_iter().for_each(|block| self.went_through(block * BLOCK));
+        Stats::add(&self.stats.swap_ra_hit, self.streams.take_ahead(thread, stream));
+        Some(stream)
     }
 
     /// Are all pages of a range mapped?
@@ -554,7 +532,7 @@ impl<K: Kernel> Engine<K> {
         let mends = block.resident as usize == BLOCK_PAGES && !block.huge && block.splits < 2;
         let may = self.config.huge && self.config.swapin != Swapin::Never;
         // Who wants little would wait for it.
-        let disturbs = || !self.crowd.each().all(|thread| self.is_streaming(thread));
+        let disturbs = || !self.crowd.each().all(|thread| self.streams.is_streaming(thread));
         if mends && may && self.splits.load(Relaxed) < MOST_SPLITS && !disturbs() {
             self.mend.store(block_start, Relaxed);
             self.kick();
@@ -562,13 +540,13 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// The order that this fault brings in; see [`order`].
-    /// `last_order`: of the stream that the fault continues, if any.
-    fn order(&self, block: &mut BlockState, page: usize, last_order: Option<u8>, swapped: bool) -> u8 {
+    fn order(&self, block: &mut BlockState, page: usize, stream: Option<Stream>, swapped: bool) -> u8 {
         let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
         let order = match (swapped, self.config.swapin) {
-            (false, _) => last_order.map_or(0, |last| last + 2),
+            // New memory that lies in between was not asked for, and may never be.
+            (false, _) => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),
             (true, Swapin::Always) => most,
-            (true, _) => self.order_of_swapped(block, page, last_order),
+            (true, _) => self.order_of_swapped(block, page, stream.map(|stream| stream.order)),
         };
         order.min(most)
     }
@@ -608,22 +586,6 @@ impl<K: Kernel> Engine<K> {
         let used = unit.resident() & out;
         let request_ns = self.request_ns.load(Relaxed);
         self.orders.lock().learn(used, out, request_ns, resident, self.space.out() as u64);
-    }
-
-    /// Where a thread's stream goes on: after the pages that its fault brought in.
-    fn advance(&self, thread: u32, end: usize, order: u8, ahead: u16) {
-        let (page, ahead) = ((end / PAGE) as u64, ahead as u64);
-        let stream = page << STREAM_PAGE_SHIFT | ahead << STREAM_AHEAD_SHIFT | order as u64;
-        self.stream(thread).store(stream, Relaxed);
-    }
-
-    fn stream(&self, thread: u32) -> &AtomicU64 {
-        &self.streams[thread as usize % self.streams.len()]
-    }
-
-    /// The order of a thread's last fault.
-    fn last_order(&self, thread: u32) -> u8 {
-        (self.stream(thread).load(Relaxed) & 0xff) as u8
     }
 
     /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages

@@ -1,6 +1,6 @@
 //! How many pages a fault brings in.
 //!
-//! *Streams*: a thread whose faults each lie on the page after the last window doubles it, up to 2 MiB. *All others* take
+//! [*Streams*](super::stream) double their windows, up to 2 MiB. *All others* take
 //! the order that has been cheapest lately, which a sample tells: of some units (64 KiB) pages are brought in one by
 //! one, and after a while the map of those that came says what each order would have cost there:
 //!
