@@ -25,7 +25,7 @@ fn s2_1_writeback_starts_and_ends_without_a_lock() {
         partial: 0,
         short: 0,
         huge: 0,
-        chunks: 100,
+        chunks: 25,
         slow: false,
         ..Plan::by_seed(2)
     };

@@ -90,7 +90,7 @@ fn passes_and_would_notice(flaws: &[Flaw], model: Model) {
 fn plan(seed: u64, habits: Habits) -> Plan {
     Plan {
         blocks: 1,
-        chunks: 80,
+        chunks: 20,
         huge: 0,
         threads: 3,
         limit_pages: 200,

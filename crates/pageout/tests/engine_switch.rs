@@ -5,6 +5,7 @@ mod engine_support;
 
 use engine_support::program::{Habits, Random};
 use engine_support::{seeds, steps, OnFailure, Plan, World};
+use pageout::frame::CHUNK;
 use pageout::swap::vacate::Vacated;
 use std::sync::Arc;
 
@@ -81,7 +82,7 @@ impl Switches {
     fn clear(&mut self, world: &World) {
         world
             .engine
-            .set_limit(world.plan.blocks * 512 + 16 * world.plan.chunks + 512 * world.plan.huge + 1024);
+            .set_limit(world.plan.blocks * 512 + CHUNK * world.plan.chunks + 512 * world.plan.huge + 1024);
         for number in (0..DEVICES).filter(|number| self.states[*number] != State::Off) {
             world.engine.place.swapoff_begin(number);
             let gone = (0..WALKS).any(|_| {

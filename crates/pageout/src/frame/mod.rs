@@ -5,7 +5,7 @@
 //! a page that leaves fills the frame that the next one comes in by. So at steady state the kernel
 //! allocates and frees nothing, and resident memory cannot grow by a fault.
 //!
-//! Frames are kept in chunks of 16 that are filled, respectively emptied, from end to end. A chunk that was not filled
+//! Frames are kept in chunks of 64 that are filled, respectively emptied, from end to end. A chunk that was not filled
 //! to its end is filled on by who comes next; what a fault leaves over of one goes on a list of loose frames.
 //! Huge frames (2 MiB) lie in a part of their own: a huge page moved into a block that once held small ones is split
 //! by the kernel, at 300 times the cost.
@@ -19,10 +19,10 @@ use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Frames of a chunk.
-pub const CHUNK: usize = 16;
-/// Most pieces that one [`Frames::take`] returns.
-pub const PARTS: usize = BLOCK_PAGES / CHUNK + 1;
+/// Frames of a chunk: as many pages can leave or come in by one MOVE.
+pub const CHUNK: usize = 64;
+/// Most pieces that one [`Frames::take`] returns: a block's, of loose frames too.
+pub const PARTS: usize = 33;
 
 static FRAME_LOCKS: LockClass = LockClass::new();
 
@@ -372,15 +372,15 @@ mod tests {
     fn what_is_taken_and_emptied_comes_back_as_holes() {
         let frames = filled(4);
         assert!(frames.take_holes().is_none());
-        let parts = frames.take(20);
-        assert_eq!(parts.count(), 20);
-        assert_eq!(frames.ready_pages(), 44);
+        let parts = frames.take(CHUNK + 4);
+        assert_eq!(parts.count(), CHUNK + 4);
+        assert_eq!(frames.ready_pages(), 3 * CHUNK - 4);
         for part in parts.iter() {
             frames.emptied(part.frame, part.count as usize);
         }
         assert!(frames.take_holes().is_some());
         assert!(frames.take_holes().is_none());
-        let rest = frames.take(12);
+        let rest = frames.take(CHUNK - 4);
         for part in rest.iter() {
             frames.emptied(part.frame, part.count as usize);
         }
@@ -434,7 +434,7 @@ mod tests {
     fn parts_are_found_by_index() {
         let frames = filled(2);
         frames.take(3);
-        let parts = frames.take(20);
+        let parts = frames.take(CHUNK + 4);
         let mut seen = Vec::new();
         let mut index = 0;
         while index < parts.count() {

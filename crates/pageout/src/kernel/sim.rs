@@ -10,6 +10,7 @@
 //! lock of this module held: there the test lets other threads of the program go on. Not for production.
 
 use super::{Event, Fault, Found, Kernel};
+use crate::frame::CHUNK;
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
@@ -24,8 +25,6 @@ use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 
 /// What pages that are not there hold.
 const JUNK: u8 = 0xdb;
-/// Bytes of the zeros.
-const ZEROS: usize = 64 << 10;
 
 /// One page of the simulated address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +142,7 @@ impl Simulated {
     /// # Panics
     /// Without memory.
     pub fn new(blocks: usize, chunks: usize, huge: usize, seed: u64) -> Self {
-        let small = (chunks * ZEROS).next_multiple_of(BLOCK);
+        let small = (chunks * CHUNK * PAGE).next_multiple_of(BLOCK);
         let len = blocks * BLOCK + small + huge * BLOCK + BLOCK;
         // SAFETY: a fresh mapping.
         let start = unsafe {
@@ -231,7 +230,7 @@ impl Simulated {
         self.frames_base() + self.small
     }
 
-    /// 64 KiB of zeros.
+    /// A chunk of zeros.
     pub fn zeros(&self) -> usize {
         self.base + self.reserved.1 - 2 * BLOCK
     }

@@ -200,10 +200,20 @@ impl Policy {
     /// The next to look at. Its caller asks [`Policy::judge`] under the unit's lock and, if it leaves or
     /// turns out to be gone, takes `queued` away.
     pub fn candidate(&mut self) -> Option<Turn> {
+        self.on_trial = self.serves_trial();
+        if self.on_trial { &mut self.trial } else { &mut self.main }.pop()
+    }
+
+    /// The same if it is this one.
+    pub fn candidate_is(&mut self, turn: Turn) -> bool {
+        let queue = if self.serves_trial() { &self.trial } else { &self.main };
+        queue.turns.front() == Some(&turn) && self.candidate().is_some()
+    }
+
+    fn serves_trial(&self) -> bool {
         let windows = if self.len() >= 3 * WINDOWS { WINDOWS } else { self.len() / 10 };
         let room = windows.max(self.len() / TRIAL);
-        self.on_trial = self.trial.units > room || self.main.turns.is_empty();
-        if self.on_trial { &mut self.trial } else { &mut self.main }.pop()
+        self.trial.units > room || self.main.turns.is_empty()
     }
 
     /// Decides which of a candidate's pages leave. None: it was queued again.

@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::{bits, BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -75,14 +75,32 @@ enum Left {
     Shared,
 }
 
-/// A unit whose pages are on their way out, from `index` on; `leave` and `moved` have a bit for each page.
+/// Pages on their way out, from `index` on: of units that are neighbours and whose turns follow each other, up to a chunk;
+/// `leave` and `moved` have a bit for each page from `first` on.
 struct Leaving {
     block_start: usize,
     first: usize,
-    leave: u16,
+    units: usize,
+    leave: u64,
     unshared: bool,
     index: usize,
-    moved: u16,
+    moved: u64,
+}
+
+impl Leaving {
+    /// The bits of a unit, by its place among them.
+    fn of(bits: u64, unit: usize) -> u16 {
+        (bits >> (unit * UNIT_PAGES)) as u16
+    }
+
+    fn end(&self) -> usize {
+        self.first + self.units * UNIT_PAGES
+    }
+
+    /// The number of a unit, by its place among them.
+    fn number(&self, unit: usize) -> u32 {
+        ((self.block_start + self.first * PAGE) / UNIT + unit) as u32
+    }
 }
 
 /// Looks at each unit before it is said that nothing can go.
@@ -175,10 +193,7 @@ impl<K: Kernel> Engine<K> {
                     self.policy.lock().pass(turn);
                     passed += 1;
                 }
-                Left::Shared => {
-                    self.policy.lock().pass(turn);
-                    shared += 1;
-                }
+                Left::Shared => shared += 1,
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(turn);
                     break;
@@ -197,7 +212,8 @@ impl<K: Kernel> Engine<K> {
         left
     }
 
-    /// Moves the resident pages of a unit, or of its whole huge block, into frames.
+    /// Moves the resident pages of a unit, or of its whole huge block, into frames; those of its neighbours too, if it is
+    /// their turn: each MOVE may interrupt other CPUs, and costs more than the pages that it moves.
     fn leave(&self, out: &mut Outgoing, number: u32, want: usize) -> Left {
         let unit_start = number as usize * UNIT;
         let regions = self.events.read();
@@ -208,40 +224,10 @@ impl<K: Kernel> Engine<K> {
         let mut block = block.lock();
         let block_start = unit_start & !(BLOCK - 1);
         let first = (unit_start - block_start) / PAGE;
-        let Some(unit) = block.unit_mut(first) else { return Left::Some };
-        if !unit.words.iter().any(|word| word.tag() == Tag::Resident) {
-            unit.usage.queued = false;
-            return Left::Some;
-        }
-        Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
-        if self.is_pinned(unit_start) {
-            // It is out of the queue for good; the others of its block are not.
-            if block.huge {
-                block.is_split();
-                self.requeue_units(&mut block, block_start);
-            }
-            return Left::Some;
-        }
-        if block.is_held(first) {
-            // `release_hold` queues it again.
-            block.unit_mut(first).expect("unit of a candidate").usage.queued = false;
-            return Left::Some;
-        }
-        let huge = block.huge;
-        let unit = block.unit_mut(first).expect("unit of a candidate");
-        // A huge page goes by the heat of the first page of the unit that stands for it.
-        let pages = if huge { 1 } else { unit.resident() };
-        // What was un-shared to leave is a copy that takes memory: it goes without a throw.
-        let leave = match unit.usage.unshared {
-            true => pages,
-            false => self.policy.lock().judge(Turn::new(number, huge), &unit.usage, pages),
-        };
-        if leave == 0 {
-            return Left::Some;
-        }
-        // As long as all that came is there.
-        self.learn(unit);
-        if huge {
+        let Some(leave) = self.chosen(&mut block, block_start, first) else { return Left::Some };
+        let mut units = 1;
+        let mut leave = leave as u64;
+        if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
                 if !self.huge_due.swap(true, Relaxed) {
@@ -252,36 +238,116 @@ impl<K: Kernel> Engine<K> {
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
                 return done;
             }
+            leave = u16::MAX as u64;
         }
-        let leave = if huge { u16::MAX } else { leave };
         let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
-        let mut leaving = Leaving { block_start, first, leave, unshared, index: first, moved: 0 };
+        let room = (want - out.pages.len()).min(CHUNK);
+        while !unshared && first % BLOCK_PAGES + (units + 1) * UNIT_PAGES <= BLOCK_PAGES && !block.huge {
+            let next = first + units * UNIT_PAGES;
+            let is_plain = block.unit(next).is_some_and(|unit| !unit.usage.unshared);
+            let turn = Turn::new(number + units as u32, false);
+            let fits = leave.count_ones() as usize + UNIT_PAGES <= room && (units + 1) * UNIT_PAGES <= CHUNK;
+            if !is_plain || !fits || !self.policy.lock().candidate_is(turn) {
+                break;
+            }
+            let Some(pages) = self.chosen(&mut block, block_start, next) else { break };
+            leave |= (pages as u64) << (units * UNIT_PAGES);
+            units += 1;
+        }
         drop(block);
         drop(regions);
         let busy_before = out.busy.len();
-        // Each MOVE may interrupt other CPUs, which takes long, and servers wait for the locks to read a fault.
-        while leaving.index < first + UNIT_PAGES {
+        let mut leaving = Leaving { block_start, first, units, leave, unshared, index: first, moved: 0 };
+        // Servers wait for the locks to read a fault.
+        while leaving.index < leaving.end() {
             match self.leave_run(out, &mut leaving) {
                 Left::Some => {}
-                stopped => return stopped,
+                stopped => {
+                    let mut policy = self.policy.lock();
+                    (1..units).for_each(|unit| policy.keep(Turn::new(leaving.number(unit), false)));
+                    return stopped;
+                }
             }
         }
+        let mut shared = Left::Some;
+        for unit in 0..units {
+            if let Left::Shared = self.have_left(out, &leaving, unit, busy_before) {
+                shared = Left::Shared;
+            }
+        }
+        shared
+    }
+
+    /// Which of its pages leave now that it is a unit's turn; none: it stays, or there is nothing.
+    fn chosen(&self, block: &mut BlockState, block_start: usize, first: usize) -> Option<u16> {
+        let unit_start = block_start + first * PAGE;
+        let unit = block.unit_mut(first)?;
+        if !unit.words.iter().any(|word| word.tag() == Tag::Resident) {
+            unit.usage.queued = false;
+            return None;
+        }
+        Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
+        if self.is_pinned(unit_start) {
+            // It is out of the queue for good; the others of its block are not.
+            if block.huge {
+                block.is_split();
+                self.requeue_units(block, block_start);
+            }
+            return None;
+        }
+        if block.is_held(first) {
+            // `release_hold` queues it again.
+            block.unit_mut(first)?.usage.queued = false;
+            return None;
+        }
+        let huge = block.huge;
+        let unit = block.unit_mut(first)?;
+        // A huge page goes by the heat of the first page of the unit that stands for it.
+        let pages = if huge { 1 } else { unit.resident() };
+        // What was un-shared to leave is a copy that takes memory: it goes without a throw.
+        let leave = match unit.usage.unshared {
+            true => pages,
+            false => {
+                let turn = Turn::new((unit_start / UNIT) as u32, huge);
+                self.policy.lock().judge(turn, &unit.usage, pages)
+            }
+        };
+        if leave == 0 {
+            return None;
+        }
+        // As long as all that came is there.
+        self.learn(unit);
+        Some(leave)
+    }
+
+    /// Says in a unit what has left of it, and queues it again if something stayed.
+    fn have_left(&self, out: &mut Outgoing, leaving: &Leaving, place: usize, busy_before: usize) -> Left {
+        let first = leaving.first + place * UNIT_PAGES;
+        let unit_start = leaving.block_start + first * PAGE;
+        let (leave, moved) = (Leaving::of(leaving.leave, place), Leaving::of(leaving.moved, place));
+        let number = leaving.number(place);
         let Some(block) = self.space.block(unit_start) else { return Left::Some };
         let mut block = block.lock();
         let huge = block.huge;
         let is_held = block.is_held(first);
         let Some(unit) = block.unit_mut(first) else { return Left::Some };
-        let shared = out.busy.len() > busy_before && !unshared;
+        let shared =
+            !leaving.unshared && out.busy[busy_before..].iter().any(|page| page / UNIT == number as usize);
         unit.usage.unshared = false;
-        unit.usage.left = leaving.moved & !unit.resident();
+        unit.usage.left = moved & !unit.resident();
         unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
         match unit.resident() {
             // As when its turn comes.
             stay if is_held || stay == 0 => unit.usage.queued = false,
-            _ if shared => return Left::Shared,
+            _ if shared => {
+                self.policy.lock().pass(Turn::new(number, huge));
+                return Left::Shared;
+            }
             // Pinned, read-only or locked.
-            stay if stay & !(leave & !leaving.moved) == 0 && !huge => {
-                out.busy.truncate(busy_before);
+            stay if stay & !(leave & !moved) == 0 && !huge => {
+                if leaving.unshared {
+                    out.busy.truncate(busy_before);
+                }
                 self.policy.lock().park(Turn::new(number, false));
             }
             // Some are hot, or are back.
@@ -295,25 +361,24 @@ impl<K: Kernel> Engine<K> {
         self.config.pins.is_some_and(|pins| pins.is_pinned(unit_start))
     }
 
-    /// Moves the next neighbours of those of a unit's pages that are to leave, as far as they are there and may.
+    /// Moves the next neighbours of those pages that are to leave, as far as they are there and may.
     fn leave_run(&self, out: &mut Outgoing, leaving: &mut Leaving) -> Left {
         let Leaving { block_start, first, leave, unshared, .. } = *leaving;
-        let end = first + UNIT_PAGES;
+        let end = leaving.end();
         let _regions = self.events.read();
         if self.still.load(SeqCst) {
             return Left::Pending;
         }
-        let may = |block: &BlockState| {
-            !block.huge && !block.is_held(first) && !self.is_pinned(block_start + first * PAGE)
-        };
-        let Some(mut block) =
-            self.space.block(block_start).map(|block| block.lock()).filter(|block| may(block))
-        else {
+        let Some(mut block) = self.space.block(block_start).map(|block| block.lock()) else {
             leaving.index = end;
             return Left::Some;
         };
-        let leaves =
-            |index: usize| leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident;
+        let may = |index: usize| {
+            !block.huge && !block.is_held(index) && !self.is_pinned(block_start + index / UNIT_PAGES * UNIT)
+        };
+        let leaves = |index: usize| {
+            leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident && may(index)
+        };
         let Some(index) = (leaving.index..end).find(|index| leaves(*index)) else {
             leaving.index = end;
             return Left::Some;
@@ -339,7 +404,7 @@ impl<K: Kernel> Engine<K> {
             self.left(out, &mut block, block_start, index + page, frame + page as u32);
         }
         out.chunk = Some((chunk, filled + done));
-        leaving.moved |= bits(index - first..index - first + done);
+        leaving.moved |= (index - first..index - first + done).fold(0, |bits, page| bits | 1 << page);
         let index = index + done;
         leaving.index = index;
         let Err(partial) = moved else { return Left::Some };

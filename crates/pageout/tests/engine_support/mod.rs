@@ -73,7 +73,7 @@ impl Plan {
         let nested = random.one_in(2);
         Self {
             blocks,
-            chunks: random.below(40) + if nested { 34 * (DEPTH + 1) } else { 2 },
+            chunks: random.below(10) + if nested { 10 * (DEPTH + 1) } else { 2 },
             huge: if huge { 1 + random.below(2) } else { 0 },
             threads: 1 + random.below(6),
             limit_pages: 64 + random.below(blocks * BLOCK_PAGES) as i64,
@@ -412,7 +412,7 @@ impl World {
     /// A world for [`World::threads_meet`], with all of its memory adopted.
     pub fn of_threads(seed: u64, inline: bool) -> Arc<Self> {
         let plan = Plan { inline, ..Plan::by_seed(seed) };
-        let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(8), ..plan };
+        let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(2), ..plan };
         let world = Self::new(plan, seed);
         world.adopt();
         world.engine.measure();
