@@ -340,6 +340,26 @@ fn a_mapping_goes_while_its_pages_leave() {
     }
 }
 
+#[test]
+fn neighbours_in_different_mappings_leave() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    // 0 to 15, 16 to 31, 32 to 47, 48 to 63.
+    for first in [16, 48] {
+        world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (first, 16));
+        world.settle();
+        world.program.lock().unwrap().start_mmap(&world.engine.kernel, 1, (first, 16));
+        world.settle();
+    }
+    world.adopt();
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    evict_all(&world);
+    let tag = |page: usize| world.word(world.engine.kernel.program_base() + page * 4096).unwrap().tag();
+    assert_eq!((0..64).find(|page| tag(*page) != Tag::Swapped), None, "all are out");
+    end(&world);
+}
+
 /// A quarter of the addresses has been written and is out, half of them are free.
 fn world_with_room() -> Arc<World> {
     let world = world(|plan| plan);

@@ -83,6 +83,9 @@ struct Leaving {
     units: usize,
     leave: u64,
     unshared: bool,
+    /// Unit by unit: a MOVE of several was refused as a whole, since another mapping begins between them or one is read-only or
+    /// locked.
+    apart: bool,
     index: usize,
     moved: u64,
 }
@@ -257,7 +260,8 @@ impl<K: Kernel> Engine<K> {
         drop(block);
         drop(regions);
         let busy_before = out.busy.len();
-        let mut leaving = Leaving { block_start, first, units, leave, unshared, index: first, moved: 0 };
+        let mut leaving =
+            Leaving { block_start, first, units, leave, unshared, apart: false, index: first, moved: 0 };
         // Servers wait for the locks to read a fault.
         while leaving.index < leaving.end() {
             match self.leave_run(out, &mut leaving) {
@@ -395,7 +399,9 @@ impl<K: Kernel> Engine<K> {
                 None => return Left::NoRoom,
             },
         };
-        let run = (index..end.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
+        let unit_end = index / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES;
+        let upto = if leaving.apart { unit_end } else { end };
+        let run = (index..upto.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
         let frame = chunk + filled as u32;
         let from = block_start + index * PAGE;
         let moved = self.kernel.move_pages(self.frames.address(frame), from, run * PAGE, false);
@@ -426,11 +432,13 @@ impl<K: Kernel> Engine<K> {
             }
             Errno::BUSY => {
                 // What is shared is so in runs. Who was made the process's own and is busy still is pinned.
-                let busy = if unshared { 1 } else { run - done };
+                let unit_end = index / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES;
+                let busy = if unshared { 1 } else { (run - done).min(unit_end - index) };
                 (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
                 leaving.index += busy;
             }
             Errno::EXIST if self.empty_touched(self.frames.address(frame) + done * PAGE, PAGE) => {}
+            _ if done == 0 && index + run > unit_end => leaving.apart = true,
             // Read-only, locked: stays.
             _ => leaving.index += 1,
         }
