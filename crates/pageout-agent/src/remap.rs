@@ -7,7 +7,8 @@
 //!
 //! Meanwhile the destination is reserved, so that nobody else is given addresses there, and signals and forks wait. What was
 //! there before is replaced piece by piece, so that whoever reads there finds the one or the other. Left to the kernel,
-//! which refuses: holes, memory that is not alike where it is to grow, MREMAP_DONTUNMAP, and all of it without /proc.
+//! which refuses: holes, memory that is not alike where it is to grow, and all of it without /proc. MREMAP_DONTUNMAP is
+//! refused here, as it was by the kernel before Linux 6.17.
 
 use crate::maps::Maps;
 use crate::{fork, keeper, memory, sys};
@@ -22,6 +23,7 @@ use rustix::thread::{nanosleep, Timespec};
 
 const MAYMOVE: usize = raw::MREMAP_MAYMOVE as usize;
 const FIXED: usize = raw::MREMAP_FIXED as usize;
+const DONTUNMAP: usize = raw::MREMAP_DONTUNMAP as usize;
 /// No mapping can be so long: the kernel lets none grow to it, whatever it says first.
 const ENDLESS: usize = 0x7fff_ffff_f000;
 /// Looks at mappings at most: each comes after another thread, or the keeper, has split one.
@@ -42,7 +44,14 @@ pub unsafe fn remap(
 ) -> Result<usize, Errno> {
     // SAFETY: by contract.
     let direct = || unsafe { call(old, old_len, new_len, flags, new) };
-    if keeper::active().is_none() || flags & !(MAYMOVE | FIXED) != 0 {
+    if keeper::active().is_none() {
+        return direct();
+    }
+    if flags == MAYMOVE | FIXED | DONTUNMAP && old_len != 0 && !is_one(old, old.saturating_add(old_len)) {
+        // It would move a part and say that it moved nothing.
+        return Err(Errno::FAULT);
+    }
+    if flags & !(MAYMOVE | FIXED) != 0 {
         return direct();
     }
     let Some(task) = Task::new(old, old_len, new_len, flags, new) else { return direct() };

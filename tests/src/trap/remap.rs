@@ -22,6 +22,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mremap-regrow", "moves evicted memory, has it shrink and grow in place", mremap_regrow),
     Trap::new("mremap-regrow-beside", "the same while there is another thread", mremap_regrow_beside),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
+    Trap::new(
+        "mremap-dontunmap-pieces",
+        "the same with memory of which the first pages have just been mapped",
+        mremap_dontunmap_pieces,
+    ),
     Trap::new("mremap-in-place", "shrinks and grows evicted memory where it is", mremap_in_place),
     Trap::new("mremap-pieces", "grows, moves and cuts memory that was mapped piece by piece", mremap_pieces),
     Trap::new(
@@ -211,6 +216,28 @@ fn mremap_dontunmap(ctx: &Ctx) -> Outcome {
     ballast.walk()?;
     moved.check_as(old.start, 1)?;
     old.check(3)
+}
+
+/// All of it moves, or nothing: what has just been mapped is not registered, and Linux moves several mappings up to the first that
+/// is.
+fn mremap_dontunmap_pieces(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let place = sys::map(field.len)?;
+    let new = Span::new(field.start, 16 * PAGE);
+    let rest = Span::new(new.end(), field.len - new.len);
+    for _ in 0..20 {
+        sys::map_at(new.start, new.len, sys::RW, sys::ANON | libc::MAP_FIXED)?;
+        new.fill(2);
+        if sys::remap(field, field.len, FIXED | libc::MREMAP_DONTUNMAP, place.start).is_ok() {
+            Span::new(place.start, new.len).check_as(new.start, 2)?;
+            Span::new(place.start + new.len, rest.len).check_as(rest.start, 1)?;
+            return field.check_zero();
+        }
+        new.check(2)?;
+        rest.check(1)?;
+        ballast.walk()?;
+    }
+    Ok(())
 }
 
 fn mremap_in_place(ctx: &Ctx) -> Outcome {
