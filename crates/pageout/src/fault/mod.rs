@@ -295,7 +295,7 @@ impl Server {
             match brought {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
-                    let end = (block_start / PAGE) + end;
+                    let end = block_start / PAGE + end;
                     engine.streams.advance(fault.thread, self.stream, end, order, ahead);
                     if was_read {
                         engine.bring_around(&mut self.incoming);
@@ -506,7 +506,9 @@ impl<K: Kernel> Engine<K> {
     fn continued(&self, page: usize, thread: u32) -> Option<Stream> {
         let stream =
             self.streams.find(thread, page, self.space.out(), |page, end| self.are_there(page, end))?;
-        stream.left.into_iter().for_each(|block| self.went_through(block * BLOCK));
+        if let Some(block) = stream.left {
+            self.went_through(block * BLOCK);
+        }
         Stats::add(&self.stats.swap_ra_hit, self.streams.take_ahead(thread, stream));
         Some(stream)
     }

@@ -228,8 +228,7 @@ impl<K: Kernel> Engine<K> {
         let block_start = unit_start & !(BLOCK - 1);
         let first = (unit_start - block_start) / PAGE;
         let Some(leave) = self.chosen(&mut block, block_start, first) else { return Left::Some };
-        let mut units = 1;
-        let mut leave = leave as u64;
+        let mut leave = leave;
         if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
@@ -241,22 +240,13 @@ impl<K: Kernel> Engine<K> {
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
                 return done;
             }
-            leave = u16::MAX as u64;
+            leave = u16::MAX;
         }
         let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
-        let room = (want - out.pages.len()).min(CHUNK);
-        while !unshared && first % BLOCK_PAGES + (units + 1) * UNIT_PAGES <= BLOCK_PAGES && !block.huge {
-            let next = first + units * UNIT_PAGES;
-            let is_plain = block.unit(next).is_some_and(|unit| !unit.usage.unshared);
-            let turn = Turn::new(number + units as u32, false);
-            let fits = leave.count_ones() as usize + UNIT_PAGES <= room && (units + 1) * UNIT_PAGES <= CHUNK;
-            if !is_plain || !fits || !self.policy.lock().candidate_is(turn) {
-                break;
-            }
-            let Some(pages) = self.chosen(&mut block, block_start, next) else { break };
-            leave |= (pages as u64) << (units * UNIT_PAGES);
-            units += 1;
-        }
+        let (units, leave) = match unshared {
+            true => (1, leave as u64),
+            false => self.with_neighbours(&mut block, block_start, first, leave, want - out.pages.len()),
+        };
         drop(block);
         drop(regions);
         let busy_before = out.busy.len();
@@ -280,6 +270,33 @@ impl<K: Kernel> Engine<K> {
             }
         }
         shared
+    }
+
+    /// How many units leave together, from `first` on, and which of their pages: those of the first and, as far as it is their turn
+    /// next and they are no more than `room` pages, of its neighbours.
+    fn with_neighbours(
+        &self,
+        block: &mut BlockState,
+        block_start: usize,
+        first: usize,
+        leave: u16,
+        room: usize,
+    ) -> (usize, u64) {
+        let (mut units, mut leave) = (1, leave as u64);
+        let number = (block_start + first * PAGE) / UNIT;
+        while first + (units + 1) * UNIT_PAGES <= BLOCK_PAGES && (units + 1) * UNIT_PAGES <= CHUNK {
+            let next = first + units * UNIT_PAGES;
+            let is_plain = block.unit(next).is_some_and(|unit| !unit.usage.unshared);
+            let fits = leave.count_ones() as usize + UNIT_PAGES <= room;
+            let turn = Turn::new((number + units) as u32, false);
+            if !is_plain || !fits || !self.policy.lock().candidate_is(turn) {
+                break;
+            }
+            let Some(pages) = self.chosen(block, block_start, next) else { break };
+            leave |= (pages as u64) << (units * UNIT_PAGES);
+            units += 1;
+        }
+        (units, leave)
     }
 
     /// Which of its pages leave now that it is a unit's turn; none: it stays, or there is nothing.
