@@ -242,7 +242,7 @@ impl Settings {
         watched.line("filled", self.timeout)?;
         let held = blocks_held(watched.pid());
         watched.line("gone", self.timeout)?;
-        let patience = std::time::Instant::now() + Duration::from_secs(3);
+        let patience = std::time::Instant::now() + Duration::from_secs(8);
         let mut left = blocks_held(watched.pid());
         while left > held / 4 && std::time::Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(20));
