@@ -373,7 +373,7 @@ impl<K: Kernel> Engine<K> {
         for first in (pages.start & !(UNIT_PAGES - 1)..pages.end).step_by(UNIT_PAGES) {
             let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, block.huge);
             let Some(unit) = block.unit_mut(first) else { continue };
-            let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES));
+            let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES)) as u16;
             let before = unit.usage;
             let soon = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);
             if !before.queued && before.evicted_at != 0 {

@@ -108,7 +108,7 @@ impl Orders {
         let known = costs[0] != 0;
         for (order, average) in costs.iter_mut().enumerate() {
             let pages = 1 << order;
-            let windows = (0..UNIT_PAGES).step_by(pages).map(|first| bits(first..first + pages));
+            let windows = (0..UNIT_PAGES).step_by(pages).map(|first| bits(first..first + pages) as u16);
             let read = windows.filter(|window| window & used != 0);
             let cost: u64 =
                 read.map(|window| fault + (window & out).count_ones() as u64 * (PAGE_NS + place)).sum();

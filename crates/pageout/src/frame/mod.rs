@@ -13,7 +13,7 @@
 //! Lists are vectors that never grow beyond their first capacity: the fault path allocates nothing.
 //! Their locks are leaves: nothing is taken under them.
 
-use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// Frames of a chunk: as many pages can leave or come in by one MOVE.
 pub const CHUNK: usize = 64;
 /// Most pieces that one [`Frames::take`] returns: a block's, of loose frames too.
-pub const PARTS: usize = 33;
+pub const PARTS: usize = BLOCK_PAGES / UNIT_PAGES + 1;
 
 static FRAME_LOCKS: LockClass = LockClass::new();
 

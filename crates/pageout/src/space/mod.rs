@@ -69,8 +69,8 @@ pub struct Usage {
     pub unshared: bool,
 }
 
-/// A bit for each page of a part of a unit.
-pub fn bits(pages: Range<usize>) -> u16 {
+/// A bit for each page of a part of some units.
+pub fn bits(pages: Range<usize>) -> u64 {
     pages.fold(0, |bits, page| bits | 1 << page)
 }
 

@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::{BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{bits, BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -104,6 +104,11 @@ impl Leaving {
     fn number(&self, unit: usize) -> u32 {
         ((self.block_start + self.first * PAGE) / UNIT + unit) as u32
     }
+}
+
+/// The page behind a page's unit.
+fn unit_end(page: usize) -> usize {
+    page / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES
 }
 
 /// Looks at each unit before it is said that nothing can go.
@@ -227,8 +232,7 @@ impl<K: Kernel> Engine<K> {
         let mut block = block.lock();
         let block_start = unit_start & !(BLOCK - 1);
         let first = (unit_start - block_start) / PAGE;
-        let Some(leave) = self.chosen(&mut block, block_start, first) else { return Left::Some };
-        let mut leave = leave;
+        let Some(mut leave) = self.chosen(&mut block, block_start, first) else { return Left::Some };
         if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
@@ -318,11 +322,11 @@ impl<K: Kernel> Engine<K> {
         }
         if block.is_held(first) {
             // `release_hold` queues it again.
-            block.unit_mut(first)?.usage.queued = false;
+            block.unit_mut(first).expect("unit of a candidate").usage.queued = false;
             return None;
         }
         let huge = block.huge;
-        let unit = block.unit_mut(first)?;
+        let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
         let pages = if huge { 1 } else { unit.resident() };
         // What was un-shared to leave is a copy that takes memory: it goes without a throw.
@@ -390,16 +394,17 @@ impl<K: Kernel> Engine<K> {
         if self.still.load(SeqCst) {
             return Left::Pending;
         }
-        let Some(mut block) = self.space.block(block_start).map(|block| block.lock()) else {
+        let Some(mut block) =
+            self.space.block(block_start).map(|block| block.lock()).filter(|block| !block.huge)
+        else {
             leaving.index = end;
             return Left::Some;
         };
-        let may = |index: usize| {
-            !block.huge && !block.is_held(index) && !self.is_pinned(block_start + index / UNIT_PAGES * UNIT)
-        };
-        let leaves = |index: usize| {
-            leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident && may(index)
-        };
+        let stays = |at: &usize| block.is_held(*at) || self.is_pinned(block_start + at * PAGE);
+        let stay = (first..end).step_by(UNIT_PAGES).filter(stays);
+        let leave = stay.fold(leave, |leave, at| leave & !bits(at - first..at - first + UNIT_PAGES));
+        let leaves =
+            |index: usize| leave & 1 << (index - first) != 0 && block.word(index).tag() == Tag::Resident;
         let Some(index) = (leaving.index..end).find(|index| leaves(*index)) else {
             leaving.index = end;
             return Left::Some;
@@ -416,8 +421,7 @@ impl<K: Kernel> Engine<K> {
                 None => return Left::NoRoom,
             },
         };
-        let unit_end = index / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES;
-        let upto = if leaving.apart { unit_end } else { end };
+        let upto = if leaving.apart { unit_end(index) } else { end };
         let run = (index..upto.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
         let frame = chunk + filled as u32;
         let from = block_start + index * PAGE;
@@ -427,7 +431,7 @@ impl<K: Kernel> Engine<K> {
             self.left(out, &mut block, block_start, index + page, frame + page as u32);
         }
         out.chunk = Some((chunk, filled + done));
-        leaving.moved |= (index - first..index - first + done).fold(0, |bits, page| bits | 1 << page);
+        leaving.moved |= bits(index - first..index - first + done);
         let index = index + done;
         leaving.index = index;
         let Err(partial) = moved else { return Left::Some };
@@ -449,13 +453,12 @@ impl<K: Kernel> Engine<K> {
             }
             Errno::BUSY => {
                 // What is shared is so in runs. Who was made the process's own and is busy still is pinned.
-                let unit_end = index / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES;
-                let busy = if unshared { 1 } else { (run - done).min(unit_end - index) };
+                let busy = if unshared { 1 } else { (run - done).min(unit_end(index) - index) };
                 (0..busy).for_each(|page| out.was_busy(block_start + (index + page) * PAGE));
                 leaving.index += busy;
             }
             Errno::EXIST if self.empty_touched(self.frames.address(frame) + done * PAGE, PAGE) => {}
-            _ if done == 0 && index + run > unit_end => leaving.apart = true,
+            _ if done == 0 && index + run > unit_end(index) => leaving.apart = true,
             // Read-only, locked: stays.
             _ => leaving.index += 1,
         }
