@@ -45,7 +45,7 @@ pub struct Config {
     pub swapin: Swapin,
     /// Huge frames can be had (`transparent_hugepage/enabled` is not `never`).
     pub huge: bool,
-    /// 64 KiB of mapped zeros of the engine's own.
+    /// A chunk of mapped zeros of the engine's own ([`CHUNK`](crate::frame::CHUNK) pages).
     pub zeros: usize,
 }
 

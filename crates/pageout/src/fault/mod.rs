@@ -629,28 +629,19 @@ impl<K: Kernel> Engine<K> {
                 continue;
             }
             let to = block_start + at * PAGE;
+            let nothing = |at: &usize| matches!(block.word(*at).tag(), Tag::None | Tag::Zero);
+            let run = 1 + (at + 1..low + n).take_while(nothing).count();
             let (done, errno) = if grow {
-                let mut run = 1;
-                while at + run < low + n
-                    && run < UNIT_PAGES
-                    && matches!(block.word(at + run).tag(), Tag::None | Tag::Zero)
-                {
-                    run += 1;
-                }
-                match self.kernel.copy(to, self.config.zeros, run * PAGE, true) {
-                    Ok(()) => (run, None),
+                match self.kernel.copy(to, self.config.zeros, run.min(CHUNK) * PAGE, true) {
+                    Ok(()) => (run.min(CHUNK), None),
                     Err(partial) => {
                         self.kernel.wake(to, partial.done.max(PAGE));
                         (partial.done / PAGE, Some(partial.errno))
                     }
                 }
             } else {
-                let (frame, mut run) = parts.locate(used);
-                run = run.min(low + n - at).min(CHUNK - frame as usize % CHUNK);
-                while run > 1 && !(1..run).all(|i| matches!(block.word(at + i).tag(), Tag::None | Tag::Zero))
-                {
-                    run -= 1;
-                }
+                let (frame, left) = parts.locate(used);
+                let run = run.min(left).min(CHUNK - frame as usize % CHUNK);
                 let (done, moved, errno) = self.map(to, self.frames.address(frame), run);
                 if moved && done > 0 {
                     self.frames.emptied(frame, done);
@@ -658,18 +649,7 @@ impl<K: Kernel> Engine<K> {
                 }
                 (done, errno)
             };
-            for i in at..at + done {
-                block.unit_or_new(i, &self.space.spares);
-                let word = block.word(i);
-                Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
-                Stats::add(&self.stats.discarded_unseen, (word.tag() == Tag::Resident) as u64);
-                // What its slot holds is from before it came in: neither what was lost nor the zeros asked for.
-                if word.tag() == Tag::Resident && word.payload() != 0 {
-                    self.place.put(word.payload(), 1);
-                }
-                block.set_sum(i, 0);
-                block.set(i, word.fill());
-            }
+            (at..at + done).for_each(|index| self.filled(&mut block, index));
             if done > 0 {
                 self.used(&mut block, block_start, at..at + done, n <= UNIT_PAGES);
                 if grow {
@@ -699,6 +679,22 @@ impl<K: Kernel> Engine<K> {
         brought
     }
 
+    /// A page is mapped now that holds zeros.
+    fn filled(&self, block: &mut BlockState, index: usize) {
+        block.unit_or_new(index, &self.space.spares);
+        let word = block.word(index);
+        Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
+        if word.tag() == Tag::Resident {
+            Stats::add(&self.stats.discarded_unseen, 1);
+            // What its slot holds is from before it came in: neither what was lost nor the zeros asked for.
+            if word.payload() != 0 {
+                self.place.put(word.payload(), 1);
+            }
+        }
+        block.set_sum(index, 0);
+        block.set(index, word.fill());
+    }
+
     /// A whole block of zeros by one huge page. `None`: it would be split, or there is something in the block.
     fn fill_huge(&self, block_start: usize) -> Option<Brought> {
         if !self.comes_whole(&self.space.block_or_new(block_start).lock()) {
@@ -726,12 +722,7 @@ impl<K: Kernel> Engine<K> {
             Err(crate::kernel::Partial { done: 0, errno: Errno::EXIST })
         };
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
-        for index in 0..done {
-            block.unit_or_new(index, &self.space.spares);
-            let word = block.word(index);
-            Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
-            block.set(index, word.fill());
-        }
+        (0..done).for_each(|index| self.filled(&mut block, index));
         if done == BLOCK_PAGES && self.came_whole(&mut block, block_start) {
             self.frames.huge_emptied(huge);
             self.used(&mut block, block_start, 0..UNIT_PAGES, false);
