@@ -53,7 +53,8 @@ struct pageout_stats {
     uint64_t major_faults;
     /* Bytes that could not be brought back; touching them raises SIGBUS. */
     uint64_t lost_bytes;
-    /* 1: a page has found no room on any device, and memory grows beyond the limit. */
+    /* 1: a page has found no room on any device, and memory grows beyond the limit. Where writes fail it grows, too, and
+     * this stays 0. */
     uint64_t full;
 };
 

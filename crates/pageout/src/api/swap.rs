@@ -64,7 +64,8 @@ impl Swap {
         self.inner.memory
     }
 
-    /// Whether a page has found no room on any device. Then pages stay, and memory grows beyond the limit.
+    /// Whether a page has found no room on any device. Then pages stay, and memory grows beyond the limit. Where writes fail,
+    /// on a file system without room too, it grows as well: that is told by `write_errors` of [`Swap::stats`].
     pub fn is_full(&self) -> bool {
         self.inner.engine().place.is_full()
     }
