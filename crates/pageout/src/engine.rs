@@ -151,7 +151,7 @@ pub struct Engine<K: Kernel> {
     pub(crate) evictions: AtomicU32,
     /// What the checksums are made with.
     pub key: Key,
-    /// Per stream: next expected page number and order.
+    /// What threads go through in order.
     pub(crate) streams: Streams,
     /// Until when (ns) reclaim pauses because nothing can go.
     pub(crate) stuck_until: AtomicU64,

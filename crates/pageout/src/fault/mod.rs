@@ -632,8 +632,9 @@ impl<K: Kernel> Engine<K> {
             let nothing = |at: &usize| matches!(block.word(*at).tag(), Tag::None | Tag::Zero);
             let run = 1 + (at + 1..low + n).take_while(nothing).count();
             let (done, errno) = if grow {
-                match self.kernel.copy(to, self.config.zeros, run.min(CHUNK) * PAGE, true) {
-                    Ok(()) => (run.min(CHUNK), None),
+                let run = run.min(CHUNK);
+                match self.kernel.copy(to, self.config.zeros, run * PAGE, true) {
+                    Ok(()) => (run, None),
                     Err(partial) => {
                         self.kernel.wake(to, partial.done.max(PAGE));
                         (partial.done / PAGE, Some(partial.errno))
