@@ -662,6 +662,7 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
     let world = advised(6, 1);
     let _on_failure = OnFailure(&world);
     let (whole, all) = walk(&world, 4, 2);
+    // Of each walk all but the block that begins it, which tells that it is a walk.
     assert!(all > 4 * 512 && all - whole <= 2 * 512, "{whole} of {all} pages");
     end(&world);
 }
