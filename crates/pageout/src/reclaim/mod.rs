@@ -119,6 +119,12 @@ impl<K: Kernel> Engine<K> {
         drop(self.events.write());
     }
 
+    /// Did something come back a moment ago because it found no place? Then what has none is not tried for a while; what has
+    /// one, only by an evictor.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.kernel.now() < self.stuck_until.load(Relaxed)
+    }
+
     /// Is there work for an evictor?
     pub fn pressed(&self) -> bool {
         let budget = self.budget.load(Relaxed);
@@ -156,13 +162,18 @@ impl<K: Kernel> Engine<K> {
         if helped || budget >= 0 && budget as usize + ready >= self.high_pages() {
             return if self.convert(budget) { Round::Worked } else { Round::Idle };
         }
-        if self.kernel.now() < self.stuck_until.load(Relaxed) {
-            return Round::Stuck;
-        }
         if budget < 0 && ready > self.high_pages() && self.drop_ready((-budget) as usize) > 0 {
             return Round::Worked;
         }
+        let stuck = self.is_stuck();
+        // Each fault calls, and would wait for the processor.
+        if stuck && self.kernel.now() < self.in_vain_until.load(Relaxed) {
+            return Round::Stuck;
+        }
         let evicted = self.evict(out, MOST);
+        if stuck && evicted == 0 {
+            self.in_vain_until.store(self.kernel.now() + 10_000_000, Relaxed);
+        }
         let budget = self.budget.load(Relaxed);
         if budget < 0 {
             let dropped = self.drop_ready((-budget) as usize);
@@ -180,7 +191,8 @@ impl<K: Kernel> Engine<K> {
     /// page table goes with the small pages. Once for each block; a copy of 2 MiB.
     fn mend(&self) {
         let start = self.mend.swap(0, Relaxed);
-        if start == 0 || self.stands_still() || self.kernel.collapse(start).is_err() {
+        // Of a part of it that has its place nothing more could leave by itself.
+        if start == 0 || self.stands_still() || self.is_stuck() || self.kernel.collapse(start).is_err() {
             return;
         }
         Stats::add(&self.stats.thp_collapse_alloc, 1);
@@ -228,7 +240,7 @@ impl<K: Kernel> Engine<K> {
             if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
                 return true;
             }
-            if self.kernel.now() < self.stuck_until.load(Relaxed) || self.evict_directly(out, MOST) == 0 {
+            if self.is_stuck() || self.evict_directly(out, MOST) == 0 {
                 break;
             }
         }
@@ -305,7 +317,7 @@ impl<K: Kernel> Engine<K> {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             Stats::add(&self.stats.allocstall, 1);
-            if self.kernel.now() >= self.stuck_until.load(Relaxed) {
+            if !self.is_stuck() {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {
                     return;
                 }

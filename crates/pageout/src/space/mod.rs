@@ -182,6 +182,14 @@ impl BlockState {
             [index % UNIT_PAGES] = sum;
     }
 
+    /// A bit for each page of the unit of page `index` that is mapped and has an entry.
+    pub fn placed(&self, index: usize) -> u16 {
+        let is = |word: Word| word.tag() == Tag::Resident && word.payload() != 0;
+        self.unit(index).map_or(0, |unit| {
+            (0..UNIT_PAGES).filter(|page| is(unit.words[*page])).fold(0, |bits, page| bits | 1 << page)
+        })
+    }
+
     /// Does somebody hold the unit of page `index`, or, of a huge page, any part of it?
     pub fn is_held(&self, index: usize) -> bool {
         let held = |unit: &Option<Box<Unit>>| unit.as_ref().is_some_and(|unit| unit.held > 0);

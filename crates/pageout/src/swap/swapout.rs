@@ -60,6 +60,8 @@ pub struct Outgoing {
     busy: Vec<usize>,
     /// Where slots may have memory from.
     memory: Memory,
+    /// Something found no place a moment ago: only what has its place on a device leaves.
+    placed_only: bool,
 }
 
 /// How an attempt to let a unit leave ended.
@@ -114,6 +116,9 @@ fn unit_end(page: usize) -> usize {
 /// Looks at each unit before it is said that nothing can go.
 const LOOKS: usize = 8;
 
+/// Looks in a round where only what has its place can go: there may be none, and the next round looks further.
+const LOOKS_STUCK: usize = BLOCK_PAGES;
+
 /// Huge pages that a fault passes over in search of small ones, and the share of all memory that these may be (1 of
 /// this): behind them is what came in last.
 const MOST_PASSED: usize = 8;
@@ -137,6 +142,7 @@ impl Outgoing {
             huge: Vec::with_capacity(2),
             busy: Vec::with_capacity(MOST),
             memory: Memory::Asked,
+            placed_only: false,
         }
     }
 
@@ -189,7 +195,8 @@ impl<K: Kernel> Engine<K> {
             let policy = self.policy.lock();
             (policy.turns(), policy.len())
         };
-        let mut looks = LOOKS * turns + 1;
+        out.placed_only = self.is_stuck();
+        let mut looks = (LOOKS * turns + 1).min(if out.placed_only { LOOKS_STUCK } else { usize::MAX });
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
         while out.pages.len() < want && looks > 0 && passed < most_passed && out.busy.len() < MOST_SHARED {
@@ -232,7 +239,9 @@ impl<K: Kernel> Engine<K> {
         let mut block = block.lock();
         let block_start = unit_start & !(BLOCK - 1);
         let first = (unit_start - block_start) / PAGE;
-        let Some(mut leave) = self.chosen(&mut block, block_start, first) else { return Left::Some };
+        let Some(mut leave) = self.chosen(out.placed_only, &mut block, block_start, first) else {
+            return Left::Some;
+        };
         if block.huge {
             if want < MOST {
                 // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
@@ -244,12 +253,12 @@ impl<K: Kernel> Engine<K> {
             if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
                 return done;
             }
-            leave = u16::MAX;
+            leave = if out.placed_only { block.placed(first) } else { u16::MAX };
         }
         let unshared = block.unit(first).is_some_and(|unit| unit.usage.unshared);
         let (units, leave) = match unshared {
             true => (1, leave as u64),
-            false => self.with_neighbours(&mut block, block_start, first, leave, want - out.pages.len()),
+            false => self.with_neighbours(out, &mut block, block_start, first, leave, want - out.pages.len()),
         };
         drop(block);
         drop(regions);
@@ -280,6 +289,7 @@ impl<K: Kernel> Engine<K> {
     /// next and they are no more than `room` pages, of its neighbours.
     fn with_neighbours(
         &self,
+        out: &Outgoing,
         block: &mut BlockState,
         block_start: usize,
         first: usize,
@@ -296,7 +306,7 @@ impl<K: Kernel> Engine<K> {
             if !is_plain || !fits || !self.policy.lock().candidate_is(turn) {
                 break;
             }
-            let Some(pages) = self.chosen(block, block_start, next) else { break };
+            let Some(pages) = self.chosen(out.placed_only, block, block_start, next) else { break };
             leave |= (pages as u64) << (units * UNIT_PAGES);
             units += 1;
         }
@@ -304,7 +314,13 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Which of its pages leave now that it is a unit's turn; none: it stays, or there is nothing.
-    fn chosen(&self, block: &mut BlockState, block_start: usize, first: usize) -> Option<u16> {
+    fn chosen(
+        &self,
+        placed_only: bool,
+        block: &mut BlockState,
+        block_start: usize,
+        first: usize,
+    ) -> Option<u16> {
         let unit_start = block_start + first * PAGE;
         let unit = block.unit_mut(first)?;
         if !unit.words.iter().any(|word| word.tag() == Tag::Resident) {
@@ -326,9 +342,21 @@ impl<K: Kernel> Engine<K> {
             return None;
         }
         let huge = block.huge;
+        let placed = match (placed_only, huge) {
+            (false, _) => u16::MAX,
+            (true, false) => block.placed(first),
+            (true, true) => {
+                let units = (0..BLOCK_PAGES).step_by(UNIT_PAGES);
+                units.map(|first| block.placed(first)).find(|placed| *placed != 0).unwrap_or(0)
+            }
+        };
+        if placed == 0 {
+            self.policy.lock().keep(Turn::new((unit_start / UNIT) as u32, huge));
+            return None;
+        }
         let unit = block.unit_mut(first).expect("unit of a candidate");
         // A huge page goes by the heat of the first page of the unit that stands for it.
-        let pages = if huge { 1 } else { unit.resident() };
+        let pages = if huge { 1 } else { unit.resident() & placed };
         // What was un-shared to leave is a copy that takes memory: it goes without a throw.
         let leave = match unit.usage.unshared {
             true => pages,
@@ -475,7 +503,9 @@ impl<K: Kernel> Engine<K> {
         first: usize,
     ) -> Option<Left> {
         let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, true);
-        let stays = (block_start..block_start + BLOCK).step_by(UNIT).any(|unit| self.is_pinned(unit));
+        let stays = (0..BLOCK_PAGES).step_by(UNIT_PAGES).any(|index| {
+            out.placed_only && block.placed(index) != u16::MAX || self.is_pinned(block_start + index * PAGE)
+        });
         if stays || !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
             block.is_split();
             self.requeue_units(block, block_start);

@@ -115,7 +115,6 @@ impl<K: Kernel> Engine<K> {
             self.grow_frames();
             return true;
         }
-        self.kernel.now() >= self.stuck_until.load(Relaxed)
-            && self.evict(&mut incoming.outgoing, 2 * CHUNK) > 0
+        !self.is_stuck() && self.evict(&mut incoming.outgoing, 2 * CHUNK) > 0
     }
 }
