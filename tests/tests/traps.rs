@@ -170,8 +170,9 @@ impl Settings {
     }
 
     fn try_trap(&self, trap: &Trap) -> Result<(), Failed> {
-        let arguments = self.arguments(trap.name, self.size);
-        let run = self.under_pageout(self.size / 4, &arguments)?;
+        let size = self.size.max(trap.least_size);
+        let arguments = self.arguments(trap.name, size);
+        let run = self.under_pageout(size / 4, &arguments)?;
         let native = self.finish(self.natively(&arguments), Vec::new())?;
         check_end(trap, &native).map_err(|why| format!("without pageout: {why}"))?;
         if let Some(why) = native.stdout.strip_prefix("skip: ") {

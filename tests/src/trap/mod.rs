@@ -105,6 +105,8 @@ pub struct Trap {
     pub run: fn(&Ctx) -> Outcome,
     /// How it ends.
     pub end: End,
+    /// The least `--size`, in bytes, whose quarter has room for what of it cannot be swapped out.
+    pub least_size: usize,
     /// Whether pages must have been swapped out when it ran under pageout.
     pub swaps: bool,
     /// Whether huge pages must have been among them, where the kernel gives any.
@@ -127,6 +129,7 @@ impl Trap {
             about,
             run,
             end,
+            least_size: 0,
             swaps: true,
             swaps_huge,
             may_log: false,
@@ -138,6 +141,10 @@ impl Trap {
     /// For traps whose pages need not leave, or do so where the counters do not tell.
     const fn need_not_swap(self) -> Self {
         Trap { swaps: false, ..self }
+    }
+
+    const fn at_least(self, size: usize) -> Self {
+        Trap { least_size: size, ..self }
     }
 
     const fn swaps_huge(self) -> Self {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("own-uffd", "serves its own faults on its own region", own_uffd),
-    Trap::new("api", "uses the API: engines of its own, on memory that they manage", api),
+    Trap::new("api", "uses the API: engines of its own, on memory that they manage", api).at_least(256 << 20),
     Trap::new("stuck", "waits for ever for a page: what the watch over all traps must notice", stuck)
         .helper(),
 ];
