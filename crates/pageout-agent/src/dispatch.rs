@@ -22,6 +22,8 @@ static ON: AtomicBool = AtomicBool::new(false);
 static OLD: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
 
 const SIGSYS: usize = raw::SIGSYS as usize;
+/// In a mask of signals.
+const SIGSYS_BIT: u64 = 1 << (SIGSYS - 1);
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 /// `si_code` of a SIGSYS by dispatch.
 const SYS_USER_DISPATCH: i32 = 2;
@@ -60,12 +62,13 @@ mod context {
 /// does not let us.
 pub fn begin() -> bool {
     let handler = dispatched as unsafe extern "C" fn(c_int, *const u8, *mut u64);
-    // All signals wait while the handler runs.
+    // All signals wait while the handler runs, but for this one: a filter raises it at a call that the handler makes, and
+    // blocked it would kill.
     let action = [
         handler as usize,
-        (raw::SA_SIGINFO | raw::SA_RESTORER) as usize,
+        (raw::SA_SIGINFO | raw::SA_RESTORER | raw::SA_NODEFER) as usize,
         pageout_restore as unsafe extern "C" fn() as usize,
-        !0,
+        !SIGSYS_BIT as usize,
     ];
     if !set_action(&action, Some(&OLD)) {
         return false;
@@ -161,7 +164,7 @@ unsafe fn set_mask(arguments: [usize; 6], mask: &mut u64) -> Result<usize, Errno
                 2 => new,
                 _ => return Err(Errno::INVAL),
             };
-            *mask = wanted & !(1 << (SIGSYS - 1));
+            *mask = wanted & !SIGSYS_BIT;
         }
         if old != 0 {
             (old as *mut u64).write(before);

@@ -35,6 +35,8 @@ const CLONED: u32 = 9;
 const CHILDLESS: u32 = 10;
 /// Tenths of a second that a keeper waits at its end for a fork that is under way.
 const END_TENTHS: usize = 20;
+/// A keeper needs less, with any number of devices.
+const DESCRIPTORS: u64 = 32;
 /// So many pages come home rather than be inherited.
 const FEW: usize = 256;
 
@@ -330,8 +332,12 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
     home
 }
 
-/// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root.
+/// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
+/// may have hardly any descriptors.
 fn child_finds_run(maps: &mut Maps) -> bool {
+    if sys::descriptors_at_most(keeper::program()).is_some_and(|most| most < DESCRIPTORS) {
+        return false;
+    }
     let own = alloc::format!("Uid:\t{}\t{}\t", getuid().as_raw(), geteuid().as_raw());
     let mut same_user = true;
     maps.read(&program::file("status"), |line| {

@@ -132,14 +132,29 @@ pub fn set_signals(mask: u64) -> u64 {
 
 /// The calling process is limited as little as it may be: its limits were meant for the program.
 pub fn raise_limits() {
-    for resource in
-        [Resource::Cpu, Resource::Rttime, Resource::Fsize, Resource::As, Resource::Data, Resource::Memlock]
-    {
+    for resource in [
+        Resource::Cpu,
+        Resource::Rttime,
+        Resource::Fsize,
+        Resource::As,
+        Resource::Data,
+        Resource::Memlock,
+        Resource::Nofile,
+    ] {
         let maximum = getrlimit(resource).maximum;
         if setrlimit(resource, Rlimit { current: None, maximum: None }).is_err() {
             let _ = setrlimit(resource, Rlimit { current: maximum, maximum });
         }
     }
+}
+
+/// How many descriptors `process` may let itself have, if it says so.
+pub fn descriptors_at_most(process: u32) -> Option<u64> {
+    const NOFILE: usize = 7;
+    let mut limit = [0u64; 2];
+    // SAFETY: both limits are 8 bytes.
+    unsafe { call(raw::__NR_prlimit64, process as usize, NOFILE, 0, &raw mut limit as usize) }.ok()?;
+    Some(limit[1])
 }
 
 /// `struct sched_attr` of linux/sched/types.h, first version.

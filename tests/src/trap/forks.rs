@@ -45,6 +45,7 @@ pub const TRAPS: &[Trap] = &[
     .may_log(),
     Trap::new("fork-names", "forks by libc's other names for fork and clone", fork_names).may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
+    Trap::new("dontfork-asm", "the same, said by an instruction, past libc", dontfork_asm).may_log(),
     Trap::new("dontfork-moves", "the same while threads move it", dontfork_moves).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
@@ -664,9 +665,33 @@ fn fork_stdio(ctx: &Ctx) -> Outcome {
 }
 
 fn dontfork(ctx: &Ctx) -> Outcome {
+    keeps_from_children(ctx, |kept| sys::advise(kept, libc::MADV_DONTFORK))
+}
+
+fn dontfork_asm(ctx: &Ctx) -> Outcome {
+    keeps_from_children(ctx, |kept| {
+        let result: i64;
+        // SAFETY: advice on the trap's own memory.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") libc::SYS_madvise => result,
+                in("rdi") kept.start,
+                in("rsi") kept.len,
+                in("rdx") libc::MADV_DONTFORK,
+                out("rcx") _,
+                out("r11") _,
+            );
+        }
+        ensure!(result == 0, "madvise: errno {}", -result);
+        Ok(())
+    })
+}
+
+fn keeps_from_children(ctx: &Ctx, keep: impl Fn(Span) -> Outcome) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let (kept, given) = field.halves();
-    sys::advise(kept, libc::MADV_DONTFORK)?;
+    keep(kept)?;
     let child = sys::fork(|| {
         ensure!(!sys::is_readable(kept.start)?, "the child has memory that it should not get");
         given.check(1)

@@ -20,6 +20,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("drop-fork", "becomes another user with memory out, and forks", drop_fork).may_log(),
     Trap::new("chroot-fork", "goes into an empty directory with memory out, and forks", chroot_fork)
         .may_log(),
+    Trap::new("descriptors-fork", "may have hardly any descriptors, and forks", descriptors_fork).may_log(),
+    Trap::new("seccomp-trap", "a filter raises SIGSYS where it forks", seccomp_trap).may_log(),
     Trap::new("userns-early", "enters a user namespace before it needs memory", userns_early).may_refuse(),
     Trap::new("undumpable", "makes itself unreadable for others of its user", undumpable),
 ];
@@ -191,6 +193,12 @@ fn fork_after(ctx: &Ctx, act: impl Fn() -> Outcome) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     ballast.walk()?;
     act()?;
+    right_or_none(field)?;
+    ballast.walk()?;
+    field.check(1)
+}
+
+fn right_or_none(field: Span) -> Outcome {
     // SAFETY: the child calls nothing that keeps state and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -199,7 +207,56 @@ fn fork_after(ctx: &Ctx, act: impl Fn() -> Outcome) -> Outcome {
     if child > 0 || sys::errno() != libc::ENOMEM {
         sys::wait_for(sys::ret("fork", child)?, 0)?;
     }
+    Ok(())
+}
+
+fn descriptors_fork(ctx: &Ctx) -> Outcome {
+    const FEW: u64 = 4;
+    let (field, mut ballast) = ctx.evicted()?;
     ballast.walk()?;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is whole.
+    unsafe {
+        sys::ret("getrlimit", libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit))?;
+        limit.rlim_cur = FEW;
+        sys::ret("setrlimit", libc::setrlimit(libc::RLIMIT_NOFILE, &limit))?;
+    }
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    ballast.walk()?;
+    sys::set_limit(libc::RLIMIT_NOFILE, FEW)?;
+    right_or_none(field)?;
+    ballast.walk()?;
+    field.check(1)
+}
+
+/// As a sandbox does that answers calls itself.
+extern "C" fn refuse_call(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: a context of a signal, whose register takes the call's result.
+    unsafe {
+        let context = &mut *context.cast::<libc::ucontext_t>();
+        context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
+    }
+}
+
+fn seccomp_trap(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    ballast.walk()?;
+    sys::handle(libc::SIGSYS, 0, refuse_call)?;
+    put_filter(&[libc::SYS_clone], libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ALLOW)?;
+    for _ in 0..2 {
+        // SAFETY: the child, which there is not, leaves at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            sys::leave(Ok(()));
+        }
+        ensure!(
+            child == -1 && sys::errno() == libc::EPERM,
+            "a fork that is refused: {child}, {}",
+            sys::errno()
+        );
+        ballast.walk()?;
+    }
     field.check(1)
 }
 

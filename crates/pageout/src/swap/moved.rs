@@ -37,7 +37,8 @@ struct Group {
 
 impl Moved {
     /// The parent had these `areas`, of which the child has `marked`, wherever they are, of all that is `there`; `changes` is
-    /// what happened since, also after the clone. The parent `keeps` some from children (MADV_DONTFORK), or may.
+    /// what happened since, also after the clone. The parent `keeps` some from children (MADV_DONTFORK), or may. It was not
+    /// always heard of: what is nowhere, while nothing else has come to be anywhere, is kept too.
     pub fn new(
         areas: &Regions,
         there: Regions,
@@ -65,6 +66,7 @@ impl Moved {
             still.remove(start, end);
         }
         still.iter().for_each(|part| marked.insert(part));
+        let keeps = keeps || !has_strays(areas, &groups, &marked);
         Self { there, marked, keeps, groups }
     }
 
@@ -95,6 +97,21 @@ impl Moved {
         }
         Ok(place.filter(|place| self.marked.find(*place).is_some()))
     }
+}
+
+/// Is something marked where nothing was, and nothing came by what was told? It may have been moved there. What had grown in
+/// place has not.
+fn has_strays(areas: &Regions, groups: &[Group], marked: &Regions) -> bool {
+    let mut known = Regions::default();
+    for Region { start, end } in groups.iter().flat_map(|group| group.touched.iter()).chain(areas.iter()) {
+        known.remove(start, end);
+        known.insert(Region { start, end });
+    }
+    let mut stray = false;
+    for Region { start, end } in marked.iter() {
+        known.gaps(start, end, |from, _| stray |= known.find(from - 1).is_none());
+    }
+    stray
 }
 
 impl Group {
@@ -265,5 +282,18 @@ mod tests {
         // Nobody told of what became of it.
         let lost = Moved::new(&regions(&[(10, 20)]), regions(&[]), regions(&[(60, 70)]), &[], false);
         assert_eq!(lost.place(12), Err(Unexplained));
+    }
+
+    #[test]
+    fn what_is_nowhere_while_nothing_strays_was_kept() {
+        let areas = regions(&[(10, 20), (40, 50)]);
+        let place = |marked: &[(usize, usize)], changes: &[Change]| {
+            Moved::new(&areas, regions(marked), regions(marked), changes, false).place(12)
+        };
+        assert_eq!(place(&[(40, 50)], &[]), Ok(None));
+        // Another area grew in place, or was moved.
+        assert_eq!(place(&[(40, 55)], &[]), Ok(None));
+        assert_eq!(place(&[(60, 70)], &[came(40, 10, 60)]), Ok(None));
+        assert_eq!(place(&[(40, 50), (60, 61)], &[]), Err(Unexplained));
     }
 }
