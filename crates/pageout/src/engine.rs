@@ -155,8 +155,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) streams: Streams,
     /// Until when (ns) reclaim pauses because nothing can go.
     pub(crate) stuck_until: AtomicU64,
-    /// Until when (ns) it is not looked for pages that have their place meanwhile: there were none.
-    pub(crate) in_vain_until: AtomicU64,
+    /// Until when (ns) it is not looked for pages that have their place meanwhile: they are few.
+    pub(crate) rest_until: AtomicU64,
     /// Others have touched holes among the frames, and may have filled them.
     pub(crate) touched: AtomicBool,
     /// Nothing leaves while it is set ([`Engine::stand_still`]).
@@ -205,7 +205,7 @@ impl<K: Kernel> Engine<K> {
             key: Key::random(),
             streams: Streams::new(),
             stuck_until: AtomicU64::new(0),
-            in_vain_until: AtomicU64::new(0),
+            rest_until: AtomicU64::new(0),
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
         }

@@ -28,6 +28,11 @@ const COUNT_ERROR: i64 = 128;
 /// Times that a fault lets pages leave for a huge frame before it takes small ones.
 const HUGE_TRIES: usize = 3;
 
+/// Fewer pages than this are few for a round of an evictor that looks for those that have their place.
+const FEW: usize = MOST / 8;
+/// Then it rests for so long (ns), and as long again for as many pages more.
+const REST: u64 = 10_000_000;
+
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Round {
@@ -166,13 +171,13 @@ impl<K: Kernel> Engine<K> {
             return Round::Worked;
         }
         let stuck = self.is_stuck();
-        // Each fault calls, and would wait for the processor.
-        if stuck && self.kernel.now() < self.in_vain_until.load(Relaxed) {
+        // Each fault calls.
+        if stuck && self.kernel.now() < self.rest_until.load(Relaxed) {
             return Round::Stuck;
         }
         let evicted = self.evict(out, MOST);
-        if stuck && evicted == 0 {
-            self.in_vain_until.store(self.kernel.now() + 10_000_000, Relaxed);
+        if stuck {
+            self.rest(evicted, budget);
         }
         let budget = self.budget.load(Relaxed);
         if budget < 0 {
@@ -185,6 +190,17 @@ impl<K: Kernel> Engine<K> {
             return if self.kernel.event_pending() { Round::Pending } else { Round::Stuck };
         }
         Round::Worked
+    }
+
+    /// A round of an evictor found so many pages that have their place, while nothing else finds one. Where these are few
+    /// whoever faults would wait for the processor while they are looked for. Where all that have one are few, of what is
+    /// there, they leave slowly: it is far beyond the limit with them or without, and what it uses would come back at once.
+    fn rest(&self, evicted: usize, budget: i64) {
+        let resident = self.limit().max(self.floor_pages.load(Relaxed)) - budget;
+        if evicted < FEW || (self.place.swapped() as i64) < resident / 8 {
+            let rest = REST * (1 + evicted / FEW) as u64;
+            self.rest_until.store(self.kernel.now() + rest, Relaxed);
+        }
     }
 
     /// Makes the block that a stream went through last a huge page again, so that it leaves and comes back whole: its
