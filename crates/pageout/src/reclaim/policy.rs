@@ -6,7 +6,7 @@
 //! since the last turn of its unit, and before as many units left as twice those that are queued (refault distances
 //! as in the kernel's workingset.c, kept in the unit instead of a ghost queue).
 //!
-//! New units wait in a short trial queue, a twentieth of all, which is served first; those that come back soon, or keep
+//! New units wait in a short trial queue, a fortieth of all, which is served first; those that come back soon, or keep
 //! a page, go to the main queue (S3-FIFO, Yang et al., SOSP 2023). What was there before anything left is in the
 //! main queue too: it is as good as what comes after. What a stream brings in is no sign of use: one block in four that
 //! comes back soon goes to the main queue, so that a loop may settle and one scan cannot.
@@ -21,7 +21,7 @@ use alloc::collections::VecDeque;
 /// Units that may enter without the queues growing, kept by [`Policy::reserve`].
 const SPARE: usize = 4096;
 /// The trial queue's share of all: 1 of this.
-const TRIAL: usize = 20;
+const TRIAL: usize = 40;
 /// Units for which it has room besides, if that is no more than a third of all (else for a tenth): what two streams
 /// bring in at once must not leave before it is used.
 const WINDOWS: usize = 2 * BLOCK_UNITS;
