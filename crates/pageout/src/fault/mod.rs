@@ -12,6 +12,7 @@ pub mod crowd;
 pub mod inline;
 pub mod order;
 pub mod stream;
+pub mod trial;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
@@ -22,6 +23,7 @@ use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
+use crowd::{Called, Place};
 use rustix::io::Errno;
 use stream::{Stream, UNIT_ORDER};
 
@@ -32,8 +34,8 @@ pub struct Server {
     stream: Option<Stream>,
     /// Faults answered since it settled on a CPU; 0: it has not.
     settled: u32,
-    /// There it goes before the program's threads.
-    first: bool,
+    /// Whom it has called there.
+    called: Called,
     /// It is to call the thread to its CPU before it answers; and: that thread may not run there.
     calls: bool,
     apart: bool,
@@ -122,7 +124,7 @@ impl Server {
             incoming: Incoming::new(),
             stream: None,
             settled: 0,
-            first: false,
+            called: Called::new(),
             calls: false,
             apart: false,
             inline: false,
@@ -142,8 +144,8 @@ impl Server {
             if engine.wants_another(more) {
                 engine.calls.ring();
             }
-            let here = self.settled != 0 && engine.crowd.is_together();
-            self.answer_where(engine, fault, here);
+            let place = if self.settled != 0 { engine.crowd.place() } else { Place::Apart };
+            self.answer_where(engine, fault, place);
             if engine.is_inline() {
                 engine.answered.ring_all();
             }
@@ -152,11 +154,6 @@ impl Server {
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
         };
-        if self.settled != 0 && self.first {
-            // Whom it answered runs here until his next fault: to go on then costs less than to be woken.
-            engine.kernel.give_way();
-            self.receive(engine);
-        }
         if engine.pending.lock().is_empty() && engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
         }
@@ -175,25 +172,35 @@ impl Server {
         // Who faults is woken on this CPU, where his next fault finds the server. One that takes much at a time has work
         // for two CPUs.
         let small = engine.is_quick() && engine.takes_little();
-        let together = small && leader.is_some() && engine.crowd.is_together();
+        let place = if small && leader.is_some() { engine.crowd.place() } else { Place::Apart };
         engine.helps_itself.store(small, Relaxed);
-        self.settle(engine, together);
+        self.settle(engine, place != Place::Apart);
         if small {
             self.make_room(engine);
         }
-        self.answer_where(engine, fault, together);
+        self.answer_where(engine, fault, place);
     }
 
-    /// Answers a fault, so that the thread wakes up on this CPU if it is to be `here`. If it faults alone and may not run
+    /// Answers a fault, so that the thread wakes up on this CPU if that is its place. If it faults alone and may not run
     /// here, the server goes to where it may.
-    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, here: bool) {
+    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, place: Place) {
+        let (thread, threads) = (fault.thread, engine.crowd.threads());
+        self.calls = match place {
+            Place::Apart => false,
+            Place::Called => true,
+            Place::Stays => !self.called.stays(thread, engine.kernel.now(), threads),
+        };
         // Others who wait for the same page would be woken by the call, and fault again.
-        self.calls = here && !engine.pending.lock().has(page_start(fault.address));
+        self.calls &= !engine.pending.lock().has(page_start(fault.address));
+        let calls = self.calls;
         self.answer_timed(engine, fault);
-        self.calls = false;
-        if core::mem::take(&mut self.apart) && engine.crowd.threads() == 1 {
-            engine.kernel.follow(fault.thread);
-            self.first = engine.kernel.settle_here();
+        let was_called = calls && !core::mem::take(&mut self.calls);
+        if place == Place::Stays && (was_called || !calls) {
+            self.called.answered(thread, engine.kernel.now(), was_called);
+        }
+        if core::mem::take(&mut self.apart) && threads == 1 {
+            engine.kernel.follow(thread);
+            engine.kernel.settle_here();
         }
     }
 
@@ -202,13 +209,14 @@ impl Server {
     fn settle<K: Kernel>(&mut self, engine: &Engine<K>, here: bool) {
         self.settled = match (here, self.settled) {
             (true, 0) => {
-                self.first = engine.kernel.settle_here();
+                engine.kernel.settle_here();
                 1
             }
             (true, faults) if faults < SETTLED => faults + 1,
             (false, 0) => 0,
             _ => {
                 engine.kernel.roam();
+                self.called = Called::new();
                 0
             }
         };
@@ -458,7 +466,7 @@ impl<K: Kernel> Engine<K> {
             true
         } else if self.takes_little() {
             let running = threads.saturating_sub(more + 1) + 1;
-            more > 0 && !self.crowd.is_together() && running < self.kernel.cpus()
+            more > 0 && self.crowd.place() == Place::Apart && running < self.kernel.cpus()
         } else {
             more > 0 || threads > 1
         }

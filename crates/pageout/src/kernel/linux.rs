@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
-use rustix::process::{getpriority_process, Pid};
+use rustix::process::Pid;
 use rustix::thread::{nanosleep, sched_getaffinity, sched_setaffinity, sched_yield, CpuSet};
 use rustix::time::Timespec;
 
@@ -483,13 +483,10 @@ impl Kernel for Linux {
         }
     }
 
-    fn settle_here(&self) -> bool {
-        let Some((_, only)) = self.here() else { return false };
-        sched_setaffinity(None, &only).is_ok() && getpriority_process(None).is_ok_and(|nice| nice < 0)
-    }
-
-    fn give_way(&self) {
-        sched_yield();
+    fn settle_here(&self) {
+        if let Some((_, only)) = self.here() {
+            let _ = sched_setaffinity(None, &only);
+        }
     }
 
     fn roam(&self) {

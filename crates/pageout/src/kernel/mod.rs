@@ -122,13 +122,8 @@ pub trait Kernel: Send + Sync {
     fn follow(&self, _thread: u32) {}
 
     /// Keeps the caller, a thread of the engine, on the CPU that it runs on: the scheduler wakes a server on an idle
-    /// CPU, away from the thread that faults. Does it go before the program's threads there?
-    fn settle_here(&self) -> bool {
-        false
-    }
-
-    /// Lets others run first on the caller's CPU. Who does not go before them might not run again for long.
-    fn give_way(&self) {}
+    /// CPU, away from the thread that faults.
+    fn settle_here(&self) {}
 
     /// Lets the caller run on any CPU again.
     fn roam(&self) {}
