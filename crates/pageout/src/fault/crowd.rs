@@ -106,7 +106,8 @@ impl Crowd {
     }
 }
 
-/// Whom a server has called to its CPU. The server's own.
+/// Whom a server has called to its CPU: nobody, to begin with. The server's own.
+#[derive(Default)]
 pub struct Called {
     threads: [Caller; THREADS as usize],
 }
@@ -127,11 +128,6 @@ const STRAYS_NS: u64 = 25_000;
 const STRAYS_FAULTS: u32 = 16;
 
 impl Called {
-    /// Nobody.
-    pub const fn new() -> Self {
-        Self { threads: [Caller { thread: 0, faults: 0, answered: 0 }; THREADS as usize] }
-    }
-
     /// Is a thread that faults, as one of `threads`, likely to be where it was called to?
     pub fn stays(&self, thread: u32, now: u64, threads: usize) -> bool {
         let caller = &self.threads[(thread % THREADS) as usize];
@@ -208,7 +204,7 @@ mod tests {
 
     #[test]
     fn who_may_have_strayed_is_called() {
-        let mut called = Called::new();
+        let mut called = Called::default();
         assert!(!called.stays(3, 0, 1));
         called.answered(3, 1000, true);
         assert!(called.stays(3, 2000, 1));

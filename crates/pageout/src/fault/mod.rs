@@ -124,7 +124,7 @@ impl Server {
             incoming: Incoming::new(),
             stream: None,
             settled: 0,
-            called: Called::new(),
+            called: Called::default(),
             calls: false,
             apart: false,
             inline: false,
@@ -216,7 +216,7 @@ impl Server {
             (false, 0) => 0,
             _ => {
                 engine.kernel.roam();
-                self.called = Called::new();
+                self.called = Called::default();
                 0
             }
         };
