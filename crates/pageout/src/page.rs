@@ -15,7 +15,7 @@
 //! | adopt | None | Resident | adopter, which found it mapped |
 //! | fill | None, Zero | Resident | fault: zeros |
 //! | inherit | None | Swapped | a fork's child, before it goes on: its parent's page was out |
-//! | detach | Resident | Resident | who clears a device: the entry is given up |
+//! | detach | Resident | Resident | who clears a device, or a fault while it is full: the entry is given up |
 //! | leave | Resident | Cached | evictor, after MOVE out |
 //! | rescue | Cached | Resident | fault: the frame still has it |
 //! | settle | Cached | Swapped, Zero | evictor, after the write |

@@ -667,6 +667,48 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
     end(&world);
 }
 
+/// Evictors work for a fifth of a second.
+fn balance_for_a_while(world: &World) {
+    for _ in 0..20 {
+        world.engine.measure();
+        world.balance();
+        // A millisecond passes: each look at the clock is one microsecond.
+        (0..1000).for_each(|_| _ = world.engine.kernel.now());
+    }
+    world.check();
+}
+
+#[test]
+fn what_comes_in_gives_its_place_to_what_has_none() {
+    let world = world(|plan| Plan {
+        blocks: 4,
+        chunks: 50,
+        limit_pages: 1280,
+        slots: 1025,
+        habits: Habits::ACCESS,
+        ..plan
+    });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 2048, true);
+    world.settle();
+    balance_for_a_while(&world);
+    // What leaves first is used from now on. The rest has no place, and is as much as there are.
+    let mut brought = 0;
+    for _ in 0..10 {
+        let before = world.engine.stats.pswpin.load(Relaxed);
+        for page in 0..512 {
+            touch(&world, 0, page, 1, false);
+            world.settle();
+            if page % 64 == 0 {
+                balance_for_a_while(&world);
+            }
+        }
+        brought = world.engine.stats.pswpin.load(Relaxed) - before;
+    }
+    assert!(brought <= 16, "{brought} pages of 512 that fit come in again");
+    end(&world);
+}
+
 #[test]
 fn what_has_its_place_leaves_while_the_device_is_full() {
     let world = world(|plan| Plan {
@@ -678,15 +720,7 @@ fn what_has_its_place_leaves_while_the_device_is_full() {
         ..plan
     });
     let _on_failure = OnFailure(&world);
-    let balance = || {
-        for _ in 0..20 {
-            world.engine.measure();
-            world.balance();
-            // A millisecond passes: each look at the clock is one microsecond.
-            (0..1000).for_each(|_| _ = world.engine.kernel.now());
-        }
-        world.check();
-    };
+    let balance = || balance_for_a_while(&world);
     touch(&world, 0, 0, 2048, true);
     world.settle();
     balance();

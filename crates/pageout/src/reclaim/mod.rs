@@ -124,10 +124,22 @@ impl<K: Kernel> Engine<K> {
         drop(self.events.write());
     }
 
-    /// Did something come back a moment ago because it found no place? Then what has none is not tried for a while; what has
-    /// one, only by an evictor.
+    /// Did something come back a moment ago because it found no place, and has none come free since? Then what has none is not
+    /// tried for a while; what has one, only by an evictor.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.kernel.now() < self.stuck_until.load(Relaxed)
+        self.kernel.now() < self.stuck_until.load(Relaxed) && !self.place.has_some()
+    }
+
+    /// Does what comes in give up its place, since others find none? Not where those that have one are few: it is far beyond
+    /// the limit with them or without.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.place.is_full() && !self.few_have_places(self.budget.load(Relaxed))
+    }
+
+    /// Are the pages that have a place few, of what is there?
+    fn few_have_places(&self, budget: i64) -> bool {
+        let resident = self.limit().max(self.floor_pages.load(Relaxed)) - budget;
+        (self.place.swapped() as i64) < resident / 8
     }
 
     /// Is there work for an evictor?
@@ -196,8 +208,7 @@ impl<K: Kernel> Engine<K> {
     /// whoever faults would wait for the processor while they are looked for. Where all that have one are few, of what is
     /// there, they leave slowly: it is far beyond the limit with them or without, and what it uses would come back at once.
     fn rest(&self, evicted: usize, budget: i64) {
-        let resident = self.limit().max(self.floor_pages.load(Relaxed)) - budget;
-        if evicted < FEW || (self.place.swapped() as i64) < resident / 8 {
+        if evicted < FEW || self.few_have_places(budget) {
             let rest = REST * (1 + evicted / FEW) as u64;
             self.rest_until.store(self.kernel.now() + rest, Relaxed);
         }

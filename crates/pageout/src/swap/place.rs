@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::flaw::{makes, Flaw};
 use crate::slot::{DeviceConfig, DeviceId, Entry, Memory, Owner, Slots, SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -22,6 +22,11 @@ const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * SLOT_BYTES;
 
 /// Neighbouring slots, aligned: what a disk that turns reads at once.
 pub const AROUND: usize = 16;
+
+/// Of the names that there are when a page finds no place 1 in this many is to go before it is over.
+const OWED: u64 = 4;
+/// Free slots with which it is worth while to look for one again.
+const SOME: i64 = 64;
 
 static KNOWN_LOCKS: LockClass = LockClass::new();
 
@@ -57,6 +62,10 @@ pub struct Place {
     /// The same by device number.
     used: [AtomicU64; MAX_DEVICES],
     full: AtomicBool,
+    /// Names that went since a page found no place, less those that came: slots that are free by now, about.
+    room: AtomicI64,
+    /// Those that are to go before it is over.
+    owed: AtomicI64,
     /// A bit for each device number that is a disk that turns.
     turning: AtomicU64,
 }
@@ -96,6 +105,8 @@ impl Place {
             swapped: AtomicU64::new(0),
             used: core::array::from_fn(|_| AtomicU64::new(0)),
             full: AtomicBool::new(false),
+            room: AtomicI64::new(0),
+            owed: AtomicI64::new(0),
             turning: AtomicU64::new(0),
         };
         for (number, (config, device)) in devices.into_iter().enumerate() {
@@ -190,6 +201,7 @@ impl Place {
     /// `n` names of slots from `entry` on came to be.
     fn named(&self, entry: Entry, n: usize) {
         self.swapped.fetch_add(n as u64, Relaxed);
+        self.room.fetch_sub(n as i64, Relaxed);
         if let Some(id) = entry.device() {
             self.used[id.index()].fetch_add(n as u64, Relaxed);
         }
@@ -199,18 +211,25 @@ impl Place {
     /// power of two, smaller where the devices are fragmented. `None`: all are full, or `memory` is.
     pub fn alloc(&self, cpu: usize, n: usize, page: u64, memory: Memory) -> Option<(u64, usize)> {
         let mut order = (usize::BITS - 1 - n.leading_zeros()) as u8;
+        // To be told again that there is none may take long.
+        let mut may_grow = !self.is_full() || self.room.load(Relaxed) <= 0;
         loop {
             if let Some(entry) = self.slots.alloc_by(cpu, order, Owner { space: 0, page }, memory) {
                 self.named(entry, 1 << order);
                 return Some((entry.raw(), 1 << order));
             }
             // A fresh trunk keeps large runs whole; only when there is none are they cut up.
-            if self.grow() {
+            if may_grow && self.grow() {
                 continue;
             }
+            may_grow = false;
             if order == 0 {
                 // A fault may have found no memory only.
-                self.full.fetch_or(memory == Memory::Asked, Relaxed);
+                if memory == Memory::Asked {
+                    self.owed.store((self.swapped() / OWED) as i64, Relaxed);
+                    self.full.store(true, Relaxed);
+                }
+                self.has_none();
                 return None;
             }
             order -= 1;
@@ -275,6 +294,10 @@ impl Place {
         self.swapped.fetch_sub(n as u64, Relaxed);
         if let Some(id) = entry.device() {
             self.used[id.index()].fetch_sub(n as u64, Relaxed);
+        }
+        self.room.fetch_add(n as i64, Relaxed);
+        if self.is_full() && self.owed.fetch_sub(n as i64, Relaxed) <= n as i64 {
+            self.full.store(false, Relaxed);
         }
     }
 
@@ -362,9 +385,28 @@ impl Place {
         })
     }
 
-    /// Has a page found no place, and has no room come since?
+    /// Has a page found no place, and has not much room come since? Then what comes in gives its name up, so that
+    /// something else finds a place (the kernel's vm_swap_full).
     pub fn is_full(&self) -> bool {
         self.full.load(Relaxed)
+    }
+
+    /// Has some room come since?
+    pub fn has_some(&self) -> bool {
+        self.room.load(Relaxed) >= SOME
+    }
+
+    /// So many pages may well find a place; as far as is known, any number.
+    pub fn room(&self) -> usize {
+        match self.is_full() {
+            true => self.room.load(Relaxed).max(SOME) as usize,
+            false => usize::MAX,
+        }
+    }
+
+    /// What seemed to be free is of no use.
+    pub fn has_none(&self) {
+        self.room.store(0, Relaxed);
     }
 
     /// May a thread in a signal handler read and write every device?

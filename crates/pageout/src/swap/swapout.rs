@@ -62,6 +62,8 @@ pub struct Outgoing {
     memory: Memory,
     /// Something found no place a moment ago: only what has its place on a device leaves.
     placed_only: bool,
+    /// Pages that have no place yet.
+    unplaced: usize,
 }
 
 /// How an attempt to let a unit leave ended.
@@ -143,6 +145,7 @@ impl Outgoing {
             busy: Vec::with_capacity(MOST),
             memory: Memory::Asked,
             placed_only: false,
+            unplaced: 0,
         }
     }
 
@@ -199,7 +202,11 @@ impl<K: Kernel> Engine<K> {
         let mut looks = (LOOKS * turns + 1).min(if out.placed_only { LOOKS_STUCK } else { usize::MAX });
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
+        let most_unplaced = self.place.room();
         while out.pages.len() < want && looks > 0 && passed < most_passed && out.busy.len() < MOST_SHARED {
+            if out.unplaced >= most_unplaced {
+                break;
+            }
             looks -= 1;
             let Some(turn) = self.policy.lock().candidate() else { break };
             match self.leave(out, turn.unit(), want) {
@@ -571,6 +578,7 @@ impl<K: Kernel> Engine<K> {
     /// A page is in `frame` now.
     fn left(&self, out: &mut Outgoing, block: &mut BlockState, block_start: usize, index: usize, frame: u32) {
         let (word, sum) = (block.word(index), block.sum(index));
+        out.unplaced += (word.payload() == 0) as usize;
         let page = block_start + index * PAGE;
         self.frames.set_owner(frame, page);
         block.set(index, word.leave(frame));
@@ -712,6 +720,7 @@ impl<K: Kernel> Engine<K> {
                 continue;
             }
             Stats::add(&self.stats.write_errors, 1);
+            self.place.has_none();
             let bad = page.entry;
             let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64, out.memory);
             page.entry = 0;
@@ -871,6 +880,7 @@ impl<K: Kernel> Engine<K> {
             }
         }
         out.pages.clear();
+        out.unplaced = 0;
     }
 }
 

@@ -96,11 +96,8 @@ impl<K: Kernel> Engine<K> {
             word.tag() == tag && Place::at(word.payload()).is_some_and(|(device, _)| device == id)
         };
         for index in 0..BLOCK_PAGES {
-            let word = block.word(index);
-            if is_there(word, Tag::Resident) {
-                self.place.put(word.payload(), 1);
-                block.set(index, word.detach());
-                block.set_sum(index, 0);
+            if is_there(block.word(index), Tag::Resident) {
+                self.give_up(&mut block, index);
             }
         }
         let low = (0..BLOCK_PAGES).find(|index| is_there(block.word(*index), Tag::Swapped))?;
