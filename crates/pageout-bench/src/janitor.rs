@@ -153,6 +153,8 @@ fn end_cleanly_on_signals() -> Result<()> {
 
 /// The janitor's whole life. Returns an error when something could not be undone.
 pub fn run() -> Result<()> {
+    // It ends with the bench: who ends both by their name (pkill) would leave all of it.
+    sys::ignore_end_signals();
     let mut list: Vec<Made> = Vec::new();
     for line in std::io::stdin().lock().lines() {
         // A line cut short by the death of the bench is of something not yet made.

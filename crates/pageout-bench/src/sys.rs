@@ -156,6 +156,17 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Signals by which somebody ends a program.
+const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// Goes on in spite of them.
+pub fn ignore_end_signals() {
+    for signal in END_SIGNALS {
+        // SAFETY: no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 /// Makes the signals that ask a program to end write one byte to `pipe` instead; it must stay open for
 /// good. `exec` undoes it.
 pub fn on_end_signals(pipe: &impl AsRawFd) -> io::Result<()> {
@@ -168,7 +179,7 @@ pub fn on_end_signals(pipe: &impl AsRawFd) -> io::Result<()> {
         unsafe { libc::write(PIPE.load(Ordering::Relaxed), (&raw const byte).cast(), 1) };
     }
     PIPE.store(pipe.as_raw_fd(), Ordering::Relaxed);
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in END_SIGNALS {
         // SAFETY: a zeroed sigaction is valid (no flags, empty mask); the handler does what is
         // allowed in one.
         unsafe {

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_pageout-bench");
@@ -344,8 +345,16 @@ fn crashed(engine: &str) {
     assert_eq!(left_behind(pid, &mark, &dir.0), Vec::<String>::new(), "{engine}");
 }
 
+/// The kernel's swap is one for all: a bench that finds another's refuses.
+static KERNEL_SWAP: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    KERNEL_SWAP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn nothing_is_left_after_a_crash_of_the_program() {
+    let _alone = alone();
     crashed("pageout");
     crashed("pageout-file");
     if is_root() {
@@ -376,7 +385,18 @@ fn killed_in_the_middle(engine: &str, signal: &str) {
     let pid = child.id();
     std::thread::sleep(Duration::from_millis(700));
     assert!(child.try_wait().unwrap().is_none(), "{engine}: it ended before it was killed");
-    assert!(Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status().unwrap().success());
+    let mut ended = vec![pid.to_string()];
+    if signal != "KILL" {
+        // Its janitor too, as pkill does, which goes by the name.
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let is_janitor = |child: &&str| {
+            std::fs::read_to_string(format!("/proc/{child}/cmdline"))
+                .is_ok_and(|line| line.contains("\0janitor\0"))
+        };
+        ended.extend(children.split_whitespace().find(is_janitor).map(String::from));
+        assert_eq!(ended.len(), 2, "{engine}: no janitor");
+    }
+    assert!(Command::new("kill").arg(format!("-{signal}")).args(ended).status().unwrap().success());
     child.wait().unwrap();
     let begun = Instant::now();
     loop {
@@ -395,6 +415,7 @@ fn killed_in_the_middle(engine: &str, signal: &str) {
 
 #[test]
 fn nothing_is_left_after_an_end_in_the_middle() {
+    let _alone = alone();
     for signal in ["INT", "KILL"] {
         killed_in_the_middle("pageout", signal);
         killed_in_the_middle("pageout-file", signal);
