@@ -28,7 +28,7 @@ pub struct Crowd {
 
 /// Where who faults is to wake up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Wakes {
     /// Wherever the scheduler puts him.
     Apart,
     /// On the server's CPU: called there at each fault.
@@ -38,8 +38,8 @@ pub enum Place {
 }
 
 /// The ways to try. Who faults alone is never better off elsewhere than where he is served.
-const ALONE: [Place; 2] = [Place::Called, Place::Stays];
-const SEVERAL: [Place; 3] = [Place::Apart, Place::Called, Place::Stays];
+const ALONE: [Wakes; 2] = [Wakes::Called, Wakes::Stays];
+const SEVERAL: [Wakes; 3] = [Wakes::Apart, Wakes::Called, Wakes::Stays];
 
 /// Faults before the older ones are forgotten. Of two threads that fault at random each takes one of so many.
 const WINDOW: u64 = 16;
@@ -81,7 +81,7 @@ impl Crowd {
     }
 
     /// Where are those who fault to wake up?
-    pub fn place(&self) -> Place {
+    pub fn wakes(&self) -> Wakes {
         if self.threads() > 1 {
             SEVERAL[self.several.way() as usize]
         } else {
@@ -170,13 +170,13 @@ mod tests {
         assert_eq!(crowd.threads(), 1);
     }
 
-    /// Two threads fault in turn, `pace[place]` ns apart. The share of the faults at which they were not apart.
+    /// Two threads fault in turn, `pace[way]` ns apart. The share of the faults at which they were not apart.
     fn together(crowd: &Crowd, now: &mut u64, pace: [u64; 3], faults: u64) -> f64 {
         let mut together = 0;
         for fault in 0..faults {
-            let place = crowd.place();
-            together += (place != Place::Apart) as u64;
-            *now += pace[SEVERAL.iter().position(|at| *at == place).unwrap()];
+            let wakes = crowd.wakes();
+            together += (wakes != Wakes::Apart) as u64;
+            *now += pace[SEVERAL.iter().position(|at| *at == wakes).unwrap()];
             crowd.note((fault % 2) as u32, *now, crowd.brought.load(Relaxed) + 1);
         }
         together as f64 / faults as f64
@@ -187,7 +187,7 @@ mod tests {
         let crowd = Crowd::new();
         (0..100_000).for_each(|fault| {
             crowd.note(3, fault * 10_000, fault);
-            assert_ne!(crowd.place(), Place::Apart);
+            assert_ne!(crowd.wakes(), Wakes::Apart);
         });
     }
 

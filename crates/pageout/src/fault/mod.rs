@@ -23,7 +23,7 @@ use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
-use crowd::{Called, Place};
+use crowd::{Called, Wakes};
 use rustix::io::Errno;
 use stream::{Stream, UNIT_ORDER};
 
@@ -144,8 +144,8 @@ impl Server {
             if engine.wants_another(more) {
                 engine.calls.ring();
             }
-            let place = if self.settled != 0 { engine.crowd.place() } else { Place::Apart };
-            self.answer_where(engine, fault, place);
+            let wakes = if self.settled != 0 { engine.crowd.wakes() } else { Wakes::Apart };
+            self.answer_where(engine, fault, wakes);
             if engine.is_inline() {
                 engine.answered.ring_all();
             }
@@ -172,30 +172,30 @@ impl Server {
         // Who faults is woken on this CPU, where his next fault finds the server. One that takes much at a time has work
         // for two CPUs.
         let small = engine.is_quick() && engine.takes_little();
-        let place = if small && leader.is_some() { engine.crowd.place() } else { Place::Apart };
+        let wakes = if small && leader.is_some() { engine.crowd.wakes() } else { Wakes::Apart };
         engine.helps_itself.store(small, Relaxed);
-        self.settle(engine, place != Place::Apart);
+        self.settle(engine, wakes != Wakes::Apart);
         if small {
             self.make_room(engine);
         }
-        self.answer_where(engine, fault, place);
+        self.answer_where(engine, fault, wakes);
     }
 
-    /// Answers a fault, so that the thread wakes up on this CPU if that is its place. If it faults alone and may not run
+    /// Answers a fault, so that the thread wakes up where it is to. If it faults alone and may not run
     /// here, the server goes to where it may.
-    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, place: Place) {
+    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, wakes: Wakes) {
         let (thread, threads) = (fault.thread, engine.crowd.threads());
-        self.calls = match place {
-            Place::Apart => false,
-            Place::Called => true,
-            Place::Stays => !self.called.stays(thread, engine.kernel.now(), threads),
+        self.calls = match wakes {
+            Wakes::Apart => false,
+            Wakes::Called => true,
+            Wakes::Stays => !self.called.stays(thread, engine.kernel.now(), threads),
         };
         // Others who wait for the same page would be woken by the call, and fault again.
         self.calls &= !engine.pending.lock().has(page_start(fault.address));
         let calls = self.calls;
         self.answer_timed(engine, fault);
         let was_called = calls && !core::mem::take(&mut self.calls);
-        if place == Place::Stays && (was_called || !calls) {
+        if wakes == Wakes::Stays && (was_called || !calls) {
             self.called.answered(thread, engine.kernel.now(), was_called);
         }
         if core::mem::take(&mut self.apart) && threads == 1 {
@@ -466,7 +466,7 @@ impl<K: Kernel> Engine<K> {
             true
         } else if self.takes_little() {
             let running = threads.saturating_sub(more + 1) + 1;
-            more > 0 && self.crowd.place() == Place::Apart && running < self.kernel.cpus()
+            more > 0 && self.crowd.wakes() == Wakes::Apart && running < self.kernel.cpus()
         } else {
             more > 0 || threads > 1
         }
