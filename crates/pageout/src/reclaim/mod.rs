@@ -130,8 +130,8 @@ impl<K: Kernel> Engine<K> {
         self.kernel.now() < self.stuck_until.load(Relaxed) && !self.place.has_some()
     }
 
-    /// Does what comes in give up its place, since others find none? Not where those that have one are few: it is far beyond
-    /// the limit with them or without.
+    /// Does what is in use give up its place when it comes in, since others find none? Not where those that have one are few: it
+    /// is far beyond the limit with them or without.
     pub(crate) fn gives_up(&self) -> bool {
         self.place.is_full() && !self.few_have_places(self.budget.load(Relaxed))
     }

@@ -62,9 +62,9 @@ pub struct Place {
     /// The same by device number.
     used: [AtomicU64; MAX_DEVICES],
     full: AtomicBool,
-    /// Names that went since a page found no place, less those that came: slots that are free by now, about.
+    /// Slots that came free since a page found no place, less those taken: about what there is by now.
     room: AtomicI64,
-    /// Those that are to go before it is over.
+    /// Those that are to come free before it is over.
     owed: AtomicI64,
     /// A bit for each device number that is a disk that turns.
     turning: AtomicU64,
@@ -219,7 +219,7 @@ impl Place {
                 return Some((entry.raw(), 1 << order));
             }
             // A fresh trunk keeps large runs whole; only when there is none are they cut up.
-            if may_grow && self.grow() {
+            if (may_grow || order == 0) && self.grow() {
                 continue;
             }
             may_grow = false;
@@ -286,6 +286,7 @@ impl Place {
     /// One page's name of each of `n` slots is gone.
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
+        let freed = if self.is_shared(raw) { 0 } else { n as i64 };
         if !self.is_foreign(entry) {
             if let Err(wrong) = self.slots.put(entry, n) {
                 panic!("slot put twice: {wrong:?}");
@@ -295,8 +296,8 @@ impl Place {
         if let Some(id) = entry.device() {
             self.used[id.index()].fetch_sub(n as u64, Relaxed);
         }
-        self.room.fetch_add(n as i64, Relaxed);
-        if self.is_full() && self.owed.fetch_sub(n as i64, Relaxed) <= n as i64 {
+        self.room.fetch_add(freed, Relaxed);
+        if self.is_full() && self.owed.fetch_sub(freed, Relaxed) <= freed {
             self.full.store(false, Relaxed);
         }
     }
@@ -385,8 +386,8 @@ impl Place {
         })
     }
 
-    /// Has a page found no place, and has not much room come since? Then what comes in gives its name up, so that
-    /// something else finds a place (the kernel's vm_swap_full).
+    /// Has a page found no place, and has not much room come since? Then what is in use gives its name up as it comes in, so that
+    /// something colder finds a place (the kernel's vm_swap_full, which asks nobody about use).
     pub fn is_full(&self) -> bool {
         self.full.load(Relaxed)
     }

@@ -279,7 +279,6 @@ impl<K: Kernel> Engine<K> {
         let mut i = 0;
         let mut whole = false;
         let mut consumed = 0;
-        let gives_up = self.gives_up();
         while i < n {
             if self.events.is_wanted() {
                 // Faults are read under it: who waits for one page does not wait for all of these.
@@ -316,9 +315,6 @@ impl<K: Kernel> Engine<K> {
             let (done, moved, errno) = self.map(to, address, run);
             for j in i..i + done {
                 block.set(incoming.at(j), incoming.words[j].arrive());
-                if gives_up {
-                    self.give_up(&mut block, incoming.at(j));
-                }
             }
             if moved {
                 self.consumed(buffer, i, done);
@@ -385,14 +381,6 @@ impl<K: Kernel> Engine<K> {
             Buffer::Small(_) => {}
         }
         brought
-    }
-
-    /// A page that is in gives up its name on the device.
-    pub(crate) fn give_up(&self, block: &mut BlockState, index: usize) {
-        let word = block.word(index);
-        self.place.put(word.payload(), 1);
-        block.set(index, word.detach());
-        block.set_sum(index, 0);
     }
 
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).

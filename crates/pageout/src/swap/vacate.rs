@@ -12,7 +12,7 @@ use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
 use crate::slot::DeviceId;
-use crate::space::{BLOCK_PAGES, TOP};
+use crate::space::{BlockState, BLOCK_PAGES, TOP};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 
@@ -103,6 +103,16 @@ impl<K: Kernel> Engine<K> {
         let low = (0..BLOCK_PAGES).find(|index| is_there(block.word(*index), Tag::Swapped))?;
         let run = (low..BLOCK_PAGES).take_while(|index| is_there(block.word(*index), Tag::Swapped)).count();
         Some((low, low + if run == BLOCK_PAGES { run } else { run.min(AT_ONCE) }))
+    }
+
+    /// A page that is in gives up its name on a device, if it has one.
+    pub(crate) fn give_up(&self, block: &mut BlockState, index: usize) {
+        let word = block.word(index);
+        if word.tag() == Tag::Resident && word.payload() != 0 {
+            self.place.put(word.payload(), 1);
+            block.set(index, word.detach());
+            block.set_sum(index, 0);
+        }
     }
 
     /// Frames for what comes in: of new memory below the limit, else of what leaves. `false`: none can be had now.
