@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,12 @@ fn swap() -> Option<Swap> {
     swap_on("mem,size=256M", |builder| builder)
 }
 
-/// Turns a test that hangs into one that fails.
+/// What other tests keep is resident in this process too, and counts for each swap's limit.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Turns a test that hangs into one that fails. One at a time.
 fn watched(test: impl FnOnce() + Send + 'static) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let test = thread::spawn(test);
     let started = Instant::now();
     while !test.is_finished() {
