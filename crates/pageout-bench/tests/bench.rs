@@ -388,9 +388,9 @@ fn killed_in_the_middle(engine: &str, signal: &str) {
     let mut ended = vec![pid.to_string()];
     if signal != "KILL" {
         // Its janitor too, as pkill does, which goes by the name.
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         let is_janitor = |child: &&str| {
-            std::fs::read_to_string(format!("/proc/{child}/cmdline"))
+            fs::read_to_string(format!("/proc/{child}/cmdline"))
                 .is_ok_and(|line| line.contains("\0janitor\0"))
         };
         ended.extend(children.split_whitespace().find(is_janitor).map(String::from));

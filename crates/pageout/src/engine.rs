@@ -373,20 +373,21 @@ impl<K: Kernel> Engine<K> {
     /// Tells the policy that pages of a block came in; `asked`: by a fault, and not as part of a stream.
     pub(crate) fn used(&self, block: &mut BlockState, block_start: usize, pages: Range<usize>, asked: bool) {
         let now = self.evictions.load(Relaxed);
-        let gives_up = self.gives_up();
+        // What a stream brings in is no sign of use.
+        let gives_up = asked && self.gives_up();
         for first in (pages.start & !(UNIT_PAGES - 1)..pages.end).step_by(UNIT_PAGES) {
             let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, block.huge);
             let Some(unit) = block.unit_mut(first) else { continue };
             let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES)) as u16;
             let before = unit.usage;
-            let back = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);
+            let soon = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);
             if !before.queued && before.evicted_at != 0 {
                 Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
-                if back.soon {
+                if soon {
                     Stats::add(&self.stats.workingset_activate_anon, UNIT_PAGES as u64);
                 }
             }
-            if gives_up && back.in_use {
+            if gives_up && soon {
                 // One unit stands for a huge page.
                 let part = pages.start.max(first)..pages.end.min(first + UNIT_PAGES);
                 let part = if block.huge { 0..BLOCK_PAGES } else { part };

@@ -77,15 +77,20 @@ impl Crowd {
         let pages = brought.saturating_sub(self.brought.load(Relaxed));
         self.noted.store(now, Relaxed);
         self.brought.store(brought, Relaxed);
-        if self.threads() > 1 { &self.several } else { &self.alone }.note(pages, pause);
+        self.trial().0.note(pages, pause);
     }
 
     /// Where are those who fault to wake up?
     pub fn wakes(&self) -> Wakes {
-        if self.threads() > 1 {
-            SEVERAL[self.several.way() as usize]
-        } else {
-            ALONE[self.alone.way() as usize]
+        let (trial, ways) = self.trial();
+        ways[trial.way() as usize]
+    }
+
+    /// What is tried with as many threads as there are, and the ways.
+    fn trial(&self) -> (&Trial, &'static [Wakes]) {
+        match self.threads() {
+            0 | 1 => (&self.alone, &ALONE),
+            _ => (&self.several, &SEVERAL),
         }
     }
 
@@ -137,7 +142,7 @@ impl Called {
             && (threads < 2 || caller.faults < STRAYS_FAULTS)
     }
 
-    /// A thread was answered, and had been called for that.
+    /// A thread was answered. `was_called`: here, just before; else it had stayed.
     pub fn answered(&mut self, thread: u32, now: u64, was_called: bool) {
         let caller = &mut self.threads[(thread % THREADS) as usize];
         let faults = if was_called { 0 } else { caller.faults + 1 };

@@ -77,15 +77,6 @@ impl Turn {
     }
 }
 
-/// What coming back says of the pages of a unit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Back {
-    /// The unit came, none of which was there, so soon that it counts as part of the working set.
-    pub soon: bool,
-    /// They are in use: what a stream brings in is no sign of it.
-    pub in_use: bool,
-}
-
 /// In the order of their turns.
 #[derive(Default)]
 struct Queue {
@@ -182,8 +173,8 @@ impl Policy {
     }
 
     /// Pages of a unit came in or were found, a bit for each; `asked`: by a fault, and not as part of a stream. `now`:
-    /// the clock of evictions.
-    pub fn used(&mut self, turn: Turn, usage: &mut Usage, now: u32, pages: u16, asked: bool) -> Back {
+    /// the clock of evictions. True if the unit, or what of it was out, came back so soon that it counts as part of the working set.
+    pub fn used(&mut self, turn: Turn, usage: &mut Usage, now: u32, pages: u16, asked: bool) -> bool {
         let away = now.wrapping_sub(usage.evicted_at) as usize;
         let soon = usage.evicted_at != 0 && away < SOON * self.len();
         if asked {
@@ -192,12 +183,11 @@ impl Policy {
             usage.cool(pages & !back);
         }
         usage.left &= !pages;
-        if core::mem::replace(&mut usage.queued, true) {
-            return Back { soon: false, in_use: soon && asked };
+        if !core::mem::replace(&mut usage.queued, true) {
+            let settles = now == FIRST || soon && (asked || self.settles());
+            if settles { &mut self.main } else { &mut self.trial }.push(turn);
         }
-        let settles = now == FIRST || soon && (asked || self.settles());
-        if settles { &mut self.main } else { &mut self.trial }.push(turn);
-        Back { soon, in_use: soon && asked }
+        soon
     }
 
     fn settles(&mut self) -> bool {

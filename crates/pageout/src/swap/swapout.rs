@@ -203,10 +203,10 @@ impl<K: Kernel> Engine<K> {
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
         let most_unplaced = self.place.room();
-        while out.pages.len() < want && looks > 0 && passed < most_passed && out.busy.len() < MOST_SHARED {
-            if out.unplaced >= most_unplaced {
-                break;
-            }
+        let goes_on = |out: &Outgoing| {
+            out.pages.len() < want && out.unplaced < most_unplaced && out.busy.len() < MOST_SHARED
+        };
+        while goes_on(out) && looks > 0 && passed < most_passed {
             looks -= 1;
             let Some(turn) = self.policy.lock().candidate() else { break };
             match self.leave(out, turn.unit(), want) {
