@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
-use pageout::kernel::{nobody_is_called, HugePages, Kernel, Linux};
+use pageout::kernel::{nobody_is_called, HugePages, Kernel, Linux, FOREVER};
 use pageout::reclaim::Round;
 use pageout::space::discover::{bss_end, Area, Walk};
 use pageout::space::{BLOCK, PAGE};
@@ -826,7 +826,7 @@ extern "C" fn serve(keeper: usize) -> ! {
     let mut server = Box::new(Server::new());
     sys::go_first_or_even();
     loop {
-        server.serve(&keeper.engine, 1_000_000_000);
+        server.serve(&keeper.engine, FOREVER);
     }
 }
 

@@ -144,6 +144,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) device_ns: AtomicU64,
     /// How long a request to a device takes, whatever its size: moving average, in ns.
     pub(crate) request_ns: AtomicU64,
+    /// How long a server's MOVE of few pages takes: moving average, in ns.
+    pub(crate) move_ns: AtomicU64,
     /// How much a fault brings in.
     pub(crate) orders: Lock<Orders>,
     /// Who faults.
@@ -199,6 +201,7 @@ impl<K: Kernel> Engine<K> {
             moves: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
+            move_ns: AtomicU64::new(u64::MAX / 2),
             orders: Lock::new(Orders::new(), &POLICY_LOCKS),
             crowd: Crowd::new(),
             evictions: AtomicU32::new(FIRST),

@@ -7,7 +7,7 @@
 use super::Errno;
 use crate::call::call;
 use core::mem::{align_of, offset_of, size_of};
-use linux_raw_sys::general::{__NR_preadv, __NR_pwritev, iovec};
+use linux_raw_sys::general::{__NR_pread64, __NR_preadv, __NR_pwrite64, __NR_pwritev, iovec};
 use rustix::fd::{AsRawFd, BorrowedFd};
 
 /// The most parts that one system call takes (`UIO_MAXIOV`).
@@ -23,25 +23,13 @@ const _: () = {
     assert!(offset_of!(Part, 1) == offset_of!(iovec, iov_len));
 };
 
-/// `preadv` or `pwritev`, without the references to memory that a safe wrapper would ask for.
-///
-/// # Safety
-/// For `preadv` the memory belongs to the caller, is writable and no Rust object's; for `pwritev` it is
-/// readable.
-unsafe fn vectored(number: u32, fd: BorrowedFd<'_>, at: u64, parts: &[Part]) -> Result<usize, Errno> {
-    let count = parts.len().min(PARTS_MAX);
-    // SAFETY: a system call that reads `count` parts and moves bytes as the caller allowed. On 64-bit
-    // machines the whole offset is in its low word.
-    unsafe { call(number, [fd.as_raw_fd() as usize, parts.as_ptr() as usize, count, at as usize, 0, 0]) }
-}
-
-/// One `pwritev` of at most [`PARTS_MAX`] parts; the bytes that went.
+/// One write of at most [`PARTS_MAX`] parts; the bytes that went.
 ///
 /// # Safety
 /// The memory is readable.
 pub(super) unsafe fn write_some(fd: BorrowedFd<'_>, at: u64, parts: &[Part]) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
-    unsafe { vectored(__NR_pwritev, fd, at, parts) }
+    unsafe { Way::Out.some(fd, at, parts) }
 }
 
 /// Which way bytes go; holds what differs between the two.
@@ -52,15 +40,23 @@ enum Way {
 }
 
 impl Way {
+    /// One system call for at most [`PARTS_MAX`] parts, without the references to memory that a safe wrapper would ask
+    /// for; the bytes that went. One part, as for nearly each small page, goes by the call that has less to do.
+    ///
     /// # Safety
-    /// As for [`vectored`].
+    /// In: the memory belongs to the caller, is writable and no Rust object's. Out: it is readable.
     unsafe fn some(self, fd: BorrowedFd<'_>, at: u64, parts: &[Part]) -> Result<usize, Errno> {
-        match self {
-            // SAFETY: the caller's promise.
-            Way::In => unsafe { vectored(__NR_preadv, fd, at, parts) },
-            // SAFETY: the caller's promise.
-            Way::Out => unsafe { write_some(fd, at, parts) },
-        }
+        let (plain, vectored) = match self {
+            Way::In => (__NR_pread64, __NR_preadv),
+            Way::Out => (__NR_pwrite64, __NR_pwritev),
+        };
+        let (number, what, len) = match parts {
+            [(address, len)] => (plain, *address, *len),
+            _ => (vectored, parts.as_ptr() as usize, parts.len().min(PARTS_MAX)),
+        };
+        // SAFETY: a system call that reads the parts and moves bytes as the caller allowed. On 64-bit machines the whole
+        // offset is in its low word.
+        unsafe { call(number, [fd.as_raw_fd() as usize, what, len, at as usize, 0, 0]) }
     }
 
     /// The error when the kernel moves nothing, or with O_DIRECT only part of a sector.
@@ -74,7 +70,7 @@ impl Way {
     /// Moves every byte of `parts` or fails.
     ///
     /// # Safety
-    /// As for [`vectored`].
+    /// As for [`Way::some`].
     unsafe fn all(self, fd: BorrowedFd<'_>, mut at: u64, mut parts: &[Part]) -> Result<(), Errno> {
         while !parts.is_empty() {
             let now = &parts[..parts.len().min(PARTS_MAX)];
@@ -109,7 +105,7 @@ impl Way {
     /// Moves the rest of a part of which something has been moved.
     ///
     /// # Safety
-    /// As for [`vectored`].
+    /// As for [`Way::some`].
     unsafe fn rest(self, fd: BorrowedFd<'_>, mut at: u64, (address, len): Part) -> Result<(), Errno> {
         let mut done = 0;
         while done < len {

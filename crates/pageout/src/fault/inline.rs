@@ -29,7 +29,8 @@ impl Server {
         if engine.room() < ROOM && engine.may_reclaim_inline() {
             self.make_room(engine);
         }
-        if !(self.answer_timed(engine, fault) && engine.is_answered(address)) {
+        let (answered, _) = self.answer_timed(engine, fault, engine.kernel.now());
+        if !(answered && engine.is_answered(address)) {
             engine.hand_over(fault);
         }
     }

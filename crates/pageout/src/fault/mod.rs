@@ -185,18 +185,19 @@ impl Server {
     /// here, the server goes to where it may.
     fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, wakes: Wakes) {
         let (thread, threads) = (fault.thread, engine.crowd.threads());
+        let started = engine.kernel.now();
         self.calls = match wakes {
             Wakes::Apart => false,
             Wakes::Called => true,
-            Wakes::Stays => !self.called.stays(thread, engine.kernel.now(), threads),
+            Wakes::Stays => !self.called.stays(thread, started, threads),
         };
         // Others who wait for the same page would be woken by the call, and fault again.
         self.calls &= !engine.pending.lock().has(page_start(fault.address));
         let calls = self.calls;
-        self.answer_timed(engine, fault);
+        let (_, ended) = self.answer_timed(engine, fault, started);
         let was_called = calls && !core::mem::take(&mut self.calls);
         if wakes == Wakes::Stays && (was_called || !calls) {
-            self.called.answered(thread, engine.kernel.now(), was_called);
+            self.called.answered(thread, ended, was_called);
         }
         if core::mem::take(&mut self.apart) && threads == 1 {
             engine.kernel.follow(thread);
@@ -223,7 +224,7 @@ impl Server {
     }
 
     /// Lets pages leave before the fault is answered, if room runs short: while those who fault wait, nobody runs on these
-    /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::may_exceed`])
+    /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::is_copied`])
     /// left its frame filled; as much goes back to the kernel.
     fn make_room<K: Kernel>(&mut self, engine: &Engine<K>) {
         let over = || !self.inline && engine.budget.load(Relaxed) < 0;
@@ -237,12 +238,13 @@ impl Server {
         }
     }
 
-    fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault) -> bool {
-        let started = engine.kernel.now();
+    /// Answers a fault, and notes how long that took since `started`; whether it could, and when it had.
+    fn answer_timed<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, started: u64) -> (bool, u64) {
         let answered = self.answer(engine, fault);
+        let ended = engine.kernel.now();
         Stats::add(&engine.stats.pgfault, answered as u64);
-        Stats::observe(&engine.stats.fault_ns, engine.kernel.now() - started);
-        answered
+        Stats::observe(&engine.stats.fault_ns, ended - started);
+        (answered, ended)
     }
 
     /// Reads and applies events; the faults that come with them wait for a server. In a signal handler somebody else

@@ -13,12 +13,18 @@ use super::swapout::Outgoing;
 use crate::engine::{Engine, Swapin};
 use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Partial};
 use crate::page::{Tag, Word};
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
+
+/// A MOVE that takes less has interrupted no other CPU.
+const QUICK_MOVE_NS: u64 = 4_000;
+
+/// So many pages take it little more time than one.
+const FEW: usize = 4;
 
 /// What one server has under way. Made once.
 pub struct Incoming {
@@ -386,11 +392,11 @@ impl<K: Kernel> Engine<K> {
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
     /// Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
-        if pages == 1 && (!self.is_full() || self.may_exceed()) {
+        if pages == 1 && (!self.is_full() || self.is_copied()) {
             return self.map_copy(to, from);
         }
         let wake = pages == 1 || !makes(Flaw::WakeForgotten);
-        match self.kernel.move_pages(to, from, pages * PAGE, wake) {
+        match self.move_timed(to, from, pages, wake) {
             Ok(()) => (pages, true, None),
             Err(partial) if partial.done > 0 => {
                 let done = partial.done / PAGE;
@@ -405,12 +411,24 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Not much lies over the limit: the frames that COPY leaves filled are given back many at a time. MOVE has more to do for a
-    /// page, and would interrupt each other CPU that the program runs on, which costs more than the copy. Who serves himself
-    /// would wait for the giving back.
-    fn may_exceed(&self) -> bool {
+    /// Does a single page come in by COPY, with memory full? MOVE interrupts each other CPU that the program runs on, which costs
+    /// more than the copy; where there is none, the frames that COPY leaves filled, and that are given back many at a time,
+    /// cost more. Not while much lies over the limit. Who serves himself would wait for the giving back.
+    fn is_copied(&self) -> bool {
         let most = self.high_pages() as i64 / 4;
-        !self.is_inline() && self.budget.load(Relaxed) > -most
+        !self.is_inline() && self.move_ns.load(Relaxed) > QUICK_MOVE_NS && self.budget.load(Relaxed) > -most
+    }
+
+    /// A MOVE by a server. If it is of few pages its time is noted.
+    pub(crate) fn move_timed(&self, to: usize, from: usize, pages: usize, wake: bool) -> Result<(), Partial> {
+        if pages > FEW {
+            return self.kernel.move_pages(to, from, pages * PAGE, wake);
+        }
+        let started = self.kernel.now();
+        let moved = self.kernel.move_pages(to, from, pages * PAGE, wake);
+        let (took, average) = (self.kernel.now() - started, self.move_ns.load(Relaxed));
+        self.move_ns.store(average - average / 16 + took / 16, Relaxed);
+        moved
     }
 
     /// A page by COPY. The frame stays filled: this is one more page.

@@ -460,7 +460,12 @@ impl<K: Kernel> Engine<K> {
         let run = (index..upto.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
         let frame = chunk + filled as u32;
         let from = block_start + index * PAGE;
-        let moved = self.kernel.move_pages(self.frames.address(frame), from, run * PAGE, false);
+        let to = self.frames.address(frame);
+        // What it costs an evictor, which may run while all others rest, says nothing about the servers.
+        let moved = match out.memory {
+            Memory::AtHand => self.move_timed(to, from, run, false),
+            Memory::Asked => self.kernel.move_pages(to, from, run * PAGE, false),
+        };
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| run);
         for page in 0..done {
             self.left(out, &mut block, block_start, index + page, frame + page as u32);
