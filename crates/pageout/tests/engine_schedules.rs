@@ -606,7 +606,8 @@ fn a_huge_page_leaves_whole_and_comes_back() {
 fn advised(blocks: usize, seed: u64) -> Arc<World> {
     let habits = Habits { huge: true, ..Habits::ACCESS };
     let limit_pages = blocks as i64 / 2 * 512;
-    let plan = Plan { blocks, chunks: 50, huge: blocks / 2, limit_pages, habits, ..base() };
+    let slots = base().slots.max(blocks as u64 * 1024);
+    let plan = Plan { blocks, chunks: 50, huge: blocks / 2, limit_pages, slots, habits, ..base() };
     let world = World::new(plan, seed);
     world.program.lock().unwrap().zeros = false;
     let kernel = &world.engine.kernel;
@@ -713,6 +714,32 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
 }
 
 /// Evictors work for a fifth of a second.
+#[test]
+fn a_walk_through_whole_blocks_is_gone_ahead_of() {
+    let world = advised(136, 1);
+    let _on_failure = OnFailure(&world);
+    let stats = world.engine.stats;
+    let counts =
+        || [&stats.thp_swpin, &stats.pgmajfault, &stats.swap_ra, &stats.swap_ra_hit].map(|n| n.load(Relaxed));
+    let mut before = counts();
+    for round in 0..3 {
+        if round == 2 {
+            before = counts();
+        }
+        for block in 0..136 {
+            touch(&world, 0, 512 * block, 512, true);
+            world.settle();
+            world.engine.measure();
+            world.balance();
+        }
+    }
+    let [whole, faults, ahead, hits] = core::array::from_fn(|n| counts()[n] - before[n]);
+    // Some twenty until the stream is one.
+    assert!(whole > 60 && faults < whole, "{faults} faults for {whole} blocks");
+    assert!(hits > ahead / 10 * 9, "{hits} of {ahead} pages were used");
+    world.check();
+}
+
 fn balance_for_a_while(world: &World) {
     for _ in 0..20 {
         world.engine.measure();

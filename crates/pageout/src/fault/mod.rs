@@ -32,6 +32,8 @@ pub struct Server {
     incoming: Incoming,
     /// The stream that the fault at hand continues.
     stream: Option<Stream>,
+    /// The block that this stream comes to next, and the thread whose it is: it goes through whole blocks, one after another.
+    next: Option<(usize, u32)>,
     /// Faults answered since it settled on a CPU; 0: it has not.
     settled: u32,
     /// Whom it has called there.
@@ -97,6 +99,13 @@ const QUICK_NS: u64 = 30_000;
 /// Faults after which a server lets the scheduler choose its CPU again.
 const SETTLED: u32 = 256;
 
+/// The order of a block.
+const WHOLE: u8 = BLOCK_PAGES.ilog2() as u8;
+
+/// Blocks that are brought in ahead of a stream at once, and the share of the limit that they may be (1 of this).
+const MOST_AHEAD: usize = 3;
+const AHEAD_SHARE: usize = 32;
+
 /// Times that a fault makes a huge frame, which somebody else then takes, before it takes small ones.
 const PATIENCE: u32 = 8;
 
@@ -123,6 +132,7 @@ impl Server {
         Self {
             incoming: Incoming::new(),
             stream: None,
+            next: None,
             settled: 0,
             called: Called::default(),
             calls: false,
@@ -149,7 +159,7 @@ impl Server {
             if engine.is_inline() {
                 engine.answered.ring_all();
             }
-            return;
+            return self.go_ahead(engine);
         }
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
@@ -179,6 +189,32 @@ impl Server {
             self.make_room(engine);
         }
         self.answer_where(engine, fault, wakes);
+        if self.next.is_some() && leader.is_some() {
+            drop(leader);
+            engine.calls.ring();
+        }
+        self.go_ahead(engine);
+    }
+
+    /// Brings in the next blocks of a stream, as long as they are out as a whole and huge frames lie ready, while the thread goes
+    /// through what it has. Not where those who fault keep all CPUs at work: it would take from them what it saves.
+    fn go_ahead<K: Kernel>(&mut self, engine: &Engine<K>) {
+        let Some(((next, thread), stream)) = self.next.take().zip(self.stream) else { return };
+        let most = (engine.limit() as usize / (AHEAD_SHARE * BLOCK_PAGES)).min(MOST_AHEAD);
+        for block_start in (next..).step_by(BLOCK).take(most) {
+            let block = engine.space.block(block_start);
+            let is_out = block.is_some_and(|block| block.lock().all(0, BLOCK_PAGES, Tag::Swapped));
+            if !is_out || engine.frames.huge_ready() == 0 || engine.crowd.threads() >= engine.kernel.cpus() {
+                return;
+            }
+            let brought = engine.bring_in(&mut self.incoming, block_start, 0, (0, BLOCK_PAGES), true);
+            if brought != Brought::Done(BLOCK_PAGES) {
+                return;
+            }
+            // All of them; the first was not asked for either.
+            Stats::add(&engine.stats.swap_ra, 1);
+            engine.streams.went_ahead(thread, stream, BLOCK_PAGES as u16);
+        }
     }
 
     /// Answers a fault, so that the thread wakes up where it is to. If it faults alone and may not run
@@ -294,20 +330,22 @@ impl Server {
                 Decision::Zeros(low, high, order) => {
                     (engine.fill(block_start, index, low, high, patience > 0), order)
                 }
-                Decision::Read(low, high, order) => {
-                    Stats::add(&engine.stats.pgmajfault, 1);
-                    (
-                        engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
-                        order,
-                    )
-                }
+                Decision::Read(low, high, order) => (
+                    engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
+                    order,
+                ),
             };
             match brought {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
                     let end = block_start / PAGE + end;
                     engine.streams.advance(fault.thread, self.stream, end, order, ahead);
+                    let goes_on = self.stream.is_some_and(|stream| stream.is_next && stream.order == WHOLE);
+                    if was_read && goes_on && ahead as usize + 1 == BLOCK_PAGES && !self.inline {
+                        self.next = Some((block_start + BLOCK, fault.thread));
+                    }
                     if was_read {
+                        Stats::add(&engine.stats.pgmajfault, 1);
                         engine.bring_around(&mut self.incoming);
                     }
                     return true;

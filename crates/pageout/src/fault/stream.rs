@@ -26,8 +26,8 @@ const MOST_SKIPPED: usize = 64 * BLOCK_PAGES;
 /// of a thread's windows clearly more often than not, or what was a stream once would bring in much for ever.
 const REACH: usize = 8 * EACH;
 
-/// In one word: the last window's order (8 bits), the pages that came in there beside the one asked for (12), and the page
-/// behind it. 0: none.
+/// In one word: the last window's order (8 bits), the pages that came in there, or behind it, beside the one asked for (12), and
+/// the page behind it. 0: none.
 const AHEAD_SHIFT: u32 = 8;
 const PAGE_SHIFT: u32 = 20;
 const AHEAD: u64 = (1 << PAGE_SHIFT) - (1 << AHEAD_SHIFT);
@@ -90,6 +90,11 @@ impl Streams {
         let at = stream.map_or_else(|| self.victim(thread), |stream| stream.at);
         let word = (end as u64) << PAGE_SHIFT | (ahead as u64) << AHEAD_SHIFT | order as u64;
         self.words(thread)[at].store(word, Relaxed);
+    }
+
+    /// So many pages behind the window of a stream came in before they were asked for.
+    pub fn went_ahead(&self, thread: u32, stream: Stream, pages: u16) {
+        self.words(thread)[stream.at].fetch_add(u64::from(pages) << AHEAD_SHIFT, Relaxed);
     }
 
     /// Does a thread go through more than a unit at a time somewhere?
