@@ -419,9 +419,9 @@ impl<K: Kernel> Engine<K> {
         !self.is_inline() && self.move_ns.load(Relaxed) > QUICK_MOVE_NS && self.budget.load(Relaxed) > -most
     }
 
-    /// A MOVE by a server. If it is of few pages its time is noted.
+    /// A MOVE by a server. If it is of few pages its time is noted, where that is asked for.
     pub(crate) fn move_timed(&self, to: usize, from: usize, pages: usize, wake: bool) -> Result<(), Partial> {
-        if pages > FEW {
+        if pages > FEW || self.is_inline() {
             return self.kernel.move_pages(to, from, pages * PAGE, wake);
         }
         let started = self.kernel.now();
