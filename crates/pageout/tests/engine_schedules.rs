@@ -494,51 +494,6 @@ fn something_smaller_comes_to_where_part_of_a_newcomer_was() {
 }
 
 #[test]
-fn what_grew_unseen_is_moved_away_and_something_comes_there() {
-    for resident in [false, true] {
-        let world = world_with_room();
-        let _on_failure = OnFailure(&world);
-        let kernel = &world.engine.kernel;
-        world.program.lock().unwrap().start_mremap_grown(kernel, 0, (192, 16), 600, 16);
-        world.settle();
-        if resident {
-            touch(&world, 0, 136, 4, false);
-            world.settle();
-        }
-        {
-            let mut program = world.program.lock().unwrap();
-            // Nothing is known of it, and it is told of late.
-            program.start_mremap(kernel, 1, (616, 16), 700);
-            program.start_mremap(kernel, 2, (128, 16), 616);
-            program.step_thread(kernel, 2);
-            program.step_thread(kernel, 1);
-        }
-        end(&world);
-    }
-}
-
-#[test]
-fn what_came_moves_on_and_another_mapping_grows_there() {
-    let world = world_with_room();
-    let _on_failure = OnFailure(&world);
-    let kernel = &world.engine.kernel;
-    world.program.lock().unwrap().start_mremap(kernel, 0, (192, 16), 600);
-    world.settle();
-    // By pages in memory it can be told.
-    touch(&world, 0, 136, 4, false);
-    world.settle();
-    {
-        let mut program = world.program.lock().unwrap();
-        program.start_mremap(kernel, 2, (128, 16), 616);
-        program.step_thread(kernel, 2);
-        program.start_mremap(kernel, 1, (616, 16), 700);
-        program.start_grow(kernel, (616, 16));
-        program.step_thread(kernel, 1);
-    }
-    end(&world);
-}
-
-#[test]
 fn what_came_late_is_unmapped_at_once() {
     let world = world_with_room();
     let _on_failure = OnFailure(&world);

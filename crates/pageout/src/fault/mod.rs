@@ -545,7 +545,7 @@ impl<K: Kernel> Engine<K> {
     /// Is a page mapped that its word calls Resident? MADV_GUARD_INSTALL discards pages without an event, and
     /// nothing else is known to; such a page is a hole that the program asked for. What the kernel has swapped
     /// or is moving to another place in memory counts as mapped.
-    pub(crate) fn is_mapped(&self, at: usize) -> bool {
+    fn is_mapped(&self, at: usize) -> bool {
         let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 1];
         self.kernel.scan(at, at + PAGE, &mut found).0 == 1
     }

@@ -12,16 +12,12 @@
 //! 2. An UNMAP of addresses to which something came since reading began is about what was there before, if that
 //!    leaves from there later in the log, or if the newcomer is still there. It is about the newcomer if the next thing
 //!    in the log is that something else comes there, or what that grew by, or if the newcomer was seen to be gone.
-//! 3. A REMAP from addresses to which something came since reading began is about what was there before, and goes first,
-//!    if the newcomer was still there when that was read. Nothing was known there, else by rule 1 it had left: what it
-//!    takes away had grown in place, and was never touched.
-//! 4. All else is applied as read.
+//! 3. All else is applied as read.
 //!
 //! Is the newcomer still there? The kernel knows where something is registered; but a mapping grows in place without an
 //! event, so what has gone may be there again, and empty. So events are read one by one, and before each is looked
 //! whether what came is there: who waits for an event of his to be read has done nothing since. One case is left: another
-//! thread has its own mapping grow to where the newcomer was, before the event of that is read. Where the newcomer was
-//! moved, its pages tell, if any are in memory.
+//! thread has its own mapping grow to where the newcomer was, before the event of that is read.
 //!
 //! Under the events lock, exclusively, from the first event to the last.
 
@@ -29,7 +25,6 @@ use super::event::apply;
 use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
-use crate::page::Tag;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -40,51 +35,35 @@ const MOST: usize = 100_000;
 /// Events that were read and not applied yet.
 #[derive(Default)]
 pub(crate) struct Order {
-    log: VecDeque<Told>,
+    log: VecDeque<Event>,
     /// Where something came to since reading began and was not seen to leave, as far as the log is applied.
     fresh: Regions,
-    /// The same as far as it is read: what came since the last look, what was there then, and what was missing at one.
-    came: Regions,
+    /// The same as far as it is read; what was there at the last look, and what was missing at one.
     there: Regions,
     gone: Regions,
     brought: usize,
 }
 
-/// An event of the log.
-#[derive(Clone, Copy)]
-struct Told {
-    event: Event,
-    /// Of the addresses that a REMAP empties, those to which something came that was still there.
-    passed: Option<(usize, usize)>,
-}
-
 impl Order {
     /// Takes an event; those that nothing can have overtaken are applied at once.
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
-        let mut passed = None;
         match event {
             Event::Fault(_) => return,
             Event::Remap { from, to, len } => {
-                passed = self.there.within(from, from + len).next();
                 for gone in [(from, from + len), (to, to + len)] {
-                    self.came.remove(gone.0, gone.1);
                     self.there.remove(gone.0, gone.1);
                     self.gone.remove(gone.0, gone.1);
                 }
-                passed.into_iter().for_each(|part| self.there.insert(part));
-                self.came.insert(Region { start: to, end: to + len });
+                self.there.insert(Region { start: to, end: to + len });
             }
             _ if !self.is_empty() => {}
             event => return apply(engine, regions, event),
         }
-        self.log.push_back(Told { event, passed: passed.map(|part| (part.start, part.end)) });
+        self.log.push_back(event);
     }
 
     /// Looks whether what came is there, before an event is read that is there to be read.
     pub(crate) fn look<K: Kernel>(&mut self, kernel: &K) {
-        for part in core::mem::take(&mut self.came).iter() {
-            self.there.insert(part);
-        }
         let mut gone = Vec::new();
         for Region { start, end } in self.there.iter() {
             let mut at = start;
@@ -108,21 +87,12 @@ impl Order {
     /// Applies all, after the kernel said that no event was pending. `false`: something has begun since that must be
     /// read first.
     pub(crate) fn settle<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions) -> bool {
-        while let Some(Told { event, .. }) = self.log.front().copied() {
+        while let Some(event) = self.log.front().copied() {
             match event {
                 Event::Remap { from, to, len } => {
                     let known = known(engine, regions, (to, to + len));
-                    if known.is_some_and(|known| self.bring_forward(known, (from, from + len), |_| true)) {
+                    if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
-                    }
-                    let passed = self.passed((to, to + len));
-                    if let Some(passed) = passed.filter(|part| stays(engine, from + (part.0 - to), *part)) {
-                        if engine.kernel.event_pending() {
-                            return false;
-                        }
-                        if self.bring_forward(passed, (from, from + len), |told| told.passed.is_some()) {
-                            continue;
-                        }
                     }
                     apply(engine, regions, event);
                     self.fresh.remove(from, from + len);
@@ -140,44 +110,25 @@ impl Order {
         true
     }
 
-    /// What of a range was moved away while what comes there by the first event of the log was there. Not where others come,
-    /// too: then it may have been they.
-    fn passed(&self, range: (usize, usize)) -> Option<(usize, usize)> {
-        let mut rest = self.log.iter().skip(1);
-        let comes = |told: &Told| {
-            sides(told.event)
-                .and_then(|(_, target)| target)
-                .and_then(|target| overlap(target, range))
-                .is_some()
-        };
-        let passed = |told: &Told| told.passed.and_then(|part| overlap(part, range));
-        (!rest.clone().any(comes)).then(|| rest.find_map(passed)).flatten()
-    }
-
-    /// Puts the first departure of a `kind` from a range, as far as it is about that range, in front of the log; whether
-    /// there is one. What was to come there comes `from` where it is still known.
-    fn bring_forward(
-        &mut self,
-        range: (usize, usize),
-        from: (usize, usize),
-        kind: impl Fn(&Told) -> bool,
-    ) -> bool {
-        let leaves = |told: &Told| {
-            let (source, target) = sides(told.event)?;
+    /// Puts the first departure from a range that is known, as far as it is about that range, in front of the log;
+    /// whether there is one. What was to come there comes `from` where it is still known.
+    fn bring_forward(&mut self, known: (usize, usize), from: (usize, usize)) -> bool {
+        let leaves = |event: &Event| {
+            let (source, target) = sides(*event)?;
             // What goes back to where the newcomer came from is the newcomer.
             let newcomer = target.is_some_and(|target| overlap(target, from).is_some());
-            overlap(source, range).filter(|_| !newcomer && kind(told))
+            overlap(source, known).filter(|_| !newcomer)
         };
         let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at])?)));
         let Some((at, part)) = first else { return false };
         self.brought += 1;
         assert!(self.brought < MOST, "events about mappings that no order explains");
-        let told = self.log.remove(at).expect("an event of the log");
-        let (source, _) = sides(told.event).expect("a departure");
+        let event = self.log.remove(at).expect("an event of the log");
+        let (source, _) = sides(event).expect("a departure");
         for rest in [(part.1, source.1), (source.0, part.0)].into_iter().filter(|rest| rest.0 < rest.1) {
-            self.log.insert(at, cut(told, rest));
+            self.log.insert(at, cut(event, rest));
         }
-        self.log.push_front(cut(told, part));
+        self.log.push_front(cut(event, part));
         true
     }
 
@@ -262,10 +213,8 @@ impl Order {
     /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,
     /// which comes next to tell of that place, has the length from before.
     fn grows_over(&self, at: usize) -> bool {
-        let Some(Event::Unmap { start: place, .. }) = self.log.front().map(|told| told.event) else {
-            return false;
-        };
-        let next = self.log.iter().skip(1).find_map(|told| match told.event {
+        let Some(Event::Unmap { start: place, .. }) = self.log.front().copied() else { return false };
+        let next = self.log.iter().skip(1).find_map(|event| match *event {
             Event::Remap { to, len, .. } if to == place => Some(to + len <= at),
             // Somebody else's: what comes there next need not have made room for itself.
             event => {
@@ -277,8 +226,8 @@ impl Order {
 
     /// What the next REMAP of the log that has to do with a range does to it.
     fn next(&self, range: (usize, usize)) -> Next {
-        for told in self.log.iter().skip(1) {
-            let Event::Remap { from, to, len } = told.event else { continue };
+        for event in self.log.iter().skip(1) {
+            let Event::Remap { from, to, len } = *event else { continue };
             let leaves = overlap((from, from + len), range);
             let taken = overlap((to, to + len), range);
             match (leaves, taken) {
@@ -309,20 +258,6 @@ fn known<K: Kernel>(engine: &Engine<K>, regions: &Regions, range: (usize, usize)
     region.or_else(|| engine.space.first_known(range.0, range.1))
 }
 
-/// Is what comes `from` somewhere there? If it has pages in memory they tell. Sure if no event is pending.
-fn stays<K: Kernel>(engine: &Engine<K>, from: usize, there: (usize, usize)) -> bool {
-    let mut stays = true;
-    for at in (there.0..there.1).step_by(PAGE) {
-        if engine.tag(from + (at - there.0)) == Tag::Resident {
-            stays = engine.is_mapped(at);
-            if stays {
-                break;
-            }
-        }
-    }
-    stays
-}
-
 fn overlap(a: (usize, usize), b: (usize, usize)) -> Option<(usize, usize)> {
     let both = (a.0.max(b.0), a.1.min(b.1));
     (both.0 < both.1).then_some(both)
@@ -339,12 +274,11 @@ fn sides(event: Event) -> Option<((usize, usize), Option<(usize, usize)>)> {
 }
 
 /// The part of a departure that is about `part` of the addresses that it empties.
-fn cut(told: Told, part: (usize, usize)) -> Told {
-    let event = match told.event {
+fn cut(event: Event, part: (usize, usize)) -> Event {
+    match event {
         Event::Remap { from, to, .. } => {
             Event::Remap { from: part.0, to: to + (part.0 - from), len: part.1 - part.0 }
         }
         _ => Event::Unmap { start: part.0, end: part.1 },
-    };
-    Told { event, passed: told.passed.and_then(|passed| overlap(passed, part)) }
+    }
 }
