@@ -493,6 +493,49 @@ fn something_smaller_comes_to_where_part_of_a_newcomer_was() {
     smaller_comes_to_the_place(|program, kernel| program.start_mremap(kernel, 0, (612, 6), 700));
 }
 
+/// What had grown in place, unseen or `touched` since, is moved away; something comes there, is told of first, and `moves` on.
+fn what_grew_is_told_of_late(touched: bool, moves: bool) {
+    let world = world_with_room();
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_mremap_grown(kernel, 0, (192, 16), 600, 16);
+    world.settle();
+    if touched {
+        touch(&world, 0, 616, 16, true);
+        world.settle();
+        evict_all(&world);
+    }
+    {
+        let mut program = world.program.lock().unwrap();
+        program.start_mremap(kernel, 1, (616, 16), 700);
+        program.start_mremap(kernel, 2, (128, 16), 616);
+        program.step_thread(kernel, 2);
+        if moves {
+            program.start_mremap(kernel, 0, (616, 16), 800);
+            program.step_thread(kernel, 0);
+        }
+        program.step_thread(kernel, 1);
+    }
+    end(&world);
+}
+
+#[test]
+fn what_grew_and_is_known_is_told_of_late() {
+    what_grew_is_told_of_late(true, false);
+}
+
+#[test]
+#[ignore = "left open: see docs/hazards.md, addresses that a thread has left"]
+fn what_grew_unseen_is_told_of_late() {
+    what_grew_is_told_of_late(false, false);
+}
+
+#[test]
+#[ignore = "left open: see docs/hazards.md, addresses that a thread has left"]
+fn of_two_moves_from_one_place_the_later_is_told_first() {
+    what_grew_is_told_of_late(true, true);
+}
+
 #[test]
 fn what_came_late_is_unmapped_at_once() {
     let world = world_with_room();
