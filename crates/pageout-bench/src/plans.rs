@@ -23,11 +23,8 @@ pub fn all(memory: Bytes) -> Vec<Plan> {
     let times = |factor: f64| format!("{}M", memory.scaled(factor).0 >> 20);
     let plan = |id, work: String, engines| Plan { id, work, engines, memory, fits: false };
     let python = |id, mib: u64| Plan {
-        id,
-        work: "python --size 740M".into(),
-        engines: "kernel-zram,pageout",
         memory: Bytes(mib << 20),
-        fits: false,
+        ..plan(id, "python --size 740M".into(), "kernel-zram,pageout")
     };
     let fitting = |id, work: String| Plan { id, work, engines: "none,pageout", memory, fits: true };
     let (two, four) = (times(2.0), times(4.0));

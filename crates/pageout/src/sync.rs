@@ -78,6 +78,17 @@ impl Default for LockClass {
     }
 }
 
+/// No end to a wait, ns.
+pub const FOREVER: u64 = u64::MAX;
+
+/// How long to wait, as the kernel takes it; `None`: [`FOREVER`].
+pub(crate) fn timeout(ns: u64) -> Option<rustix::time::Timespec> {
+    (ns != FOREVER).then_some(rustix::time::Timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as _,
+    })
+}
+
 /// What threads sleep on until they are called. A call between [`Bell::heard`] and [`Bell::wait`] is not missed.
 pub struct Bell(atomic::AtomicU32);
 
@@ -106,16 +117,12 @@ impl Bell {
         let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Sleeps, at most so many nanoseconds, unless it rang since it was `heard`.
+    /// Sleeps, at most so many nanoseconds ([`FOREVER`]: without setting a timer), unless it rang since it was `heard`.
     pub fn wait(&self, heard: u32, timeout_ns: u64) {
         #[cfg(not(any(loom, shuttle)))]
         {
             use rustix::thread::futex;
-            let timeout = futex::Timespec {
-                tv_sec: (timeout_ns / 1_000_000_000) as i64,
-                tv_nsec: (timeout_ns % 1_000_000_000) as _,
-            };
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, heard, Some(&timeout));
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, heard, timeout(timeout_ns).as_ref());
         }
         #[cfg(any(loom, shuttle))]
         {

@@ -616,6 +616,16 @@ fn advised(blocks: usize, seed: u64) -> Arc<World> {
     world
 }
 
+/// Writes all of some blocks, one after another.
+fn walk_once(world: &World, blocks: usize) {
+    for block in 0..blocks {
+        touch(world, 0, 512 * block, 512, true);
+        world.settle();
+        world.engine.measure();
+        world.balance();
+    }
+}
+
 /// Walks over six blocks; how many pages came in huge ones in the `last` of the walks, and how many in all.
 fn walk(world: &World, walks: usize, last: usize) -> (u64, u64) {
     let stats = world.engine.stats;
@@ -625,12 +635,7 @@ fn walk(world: &World, walks: usize, last: usize) -> (u64, u64) {
         if round == walks - last {
             before = brought();
         }
-        for block in 0..6 {
-            touch(world, 0, 512 * block, 512, true);
-            world.settle();
-            world.engine.measure();
-            world.balance();
-        }
+        walk_once(world, 6);
     }
     world.check();
     let after = brought();
@@ -711,7 +716,6 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
     end(&world);
 }
 
-/// Evictors work for a fifth of a second.
 #[test]
 fn a_walk_through_whole_blocks_is_gone_ahead_of() {
     let world = advised(136, 1);
@@ -724,12 +728,7 @@ fn a_walk_through_whole_blocks_is_gone_ahead_of() {
         if round == 2 {
             before = counts();
         }
-        for block in 0..136 {
-            touch(&world, 0, 512 * block, 512, true);
-            world.settle();
-            world.engine.measure();
-            world.balance();
-        }
+        walk_once(&world, 136);
     }
     let [whole, faults, ahead, hits] = core::array::from_fn(|n| counts()[n] - before[n]);
     // Some twenty until the stream is one.
@@ -738,6 +737,7 @@ fn a_walk_through_whole_blocks_is_gone_ahead_of() {
     world.check();
 }
 
+/// Evictors work for a fifth of a second.
 fn balance_for_a_while(world: &World) {
     for _ in 0..20 {
         world.engine.measure();

@@ -1,6 +1,6 @@
 //! A device on a descriptor: a regular file, a block device or memory behind a memfd.
 //!
-//! Owns the descriptor and the file's advisory lock. Reads are one `preadv`: a thread waits for its
+//! Owns the descriptor and the file's advisory lock. Reads are one `pread` or `preadv`: a thread waits for its
 //! own bytes and for nobody's lock. Writes are planned by [`batch`](super::batch), neighbours as one I/O;
 //! with O_DIRECT several I/Os are in flight, by an io_uring that is made with the first batch that has
 //! several. One writer at a time has the ring; who finds it taken waits for nobody and writes by itself.

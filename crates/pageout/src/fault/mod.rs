@@ -341,11 +341,11 @@ impl Server {
                     let end = block_start / PAGE + end;
                     engine.streams.advance(fault.thread, self.stream, end, order, ahead);
                     let goes_on = self.stream.is_some_and(|stream| stream.is_next && stream.order == WHOLE);
-                    if was_read && goes_on && ahead as usize + 1 == BLOCK_PAGES && !self.inline {
-                        self.next = Some((block_start + BLOCK, fault.thread));
-                    }
                     if was_read {
                         Stats::add(&engine.stats.pgmajfault, 1);
+                        if goes_on && ahead as usize + 1 == BLOCK_PAGES && !self.inline {
+                            self.next = Some((block_start + BLOCK, fault.thread));
+                        }
                         engine.bring_around(&mut self.incoming);
                     }
                     return true;

@@ -1,7 +1,8 @@
 //! Linux through userfaultfd, PAGEMAP_SCAN and /proc/self.
 
-use super::{Event, Fault, Found, Kernel, FOREVER};
+use super::{Event, Fault, Found, Kernel};
 use crate::call::call;
+use crate::sync::timeout;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use linux_raw_sys::general as raw;
@@ -541,12 +542,8 @@ impl Kernel for Linux {
     }
 
     fn wait_event(&self, timeout_ns: u64) -> bool {
-        let timeout = (timeout_ns != FOREVER).then_some(rustix::event::Timespec {
-            tv_sec: (timeout_ns / 1_000_000_000) as i64,
-            tv_nsec: (timeout_ns % 1_000_000_000) as _,
-        });
         let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
-        matches!(poll(&mut fds, timeout.as_ref()), Ok(1))
+        matches!(poll(&mut fds, timeout(timeout_ns).as_ref()), Ok(1))
     }
 
     fn read_events(&self, out: &mut [Event]) -> usize {

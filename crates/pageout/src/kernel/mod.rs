@@ -11,9 +11,6 @@ pub use linux::{nobody_is_called, pagemap_scan, pages_of, undisturbed, HugePages
 pub use pageout_uffd::Partial;
 use rustix::io::Errno;
 
-/// No end to a wait.
-pub const FOREVER: u64 = u64::MAX;
-
 /// Pages found by [`Kernel::scan`]: `start..end` are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
@@ -150,7 +147,7 @@ pub trait Kernel: Send + Sync {
     /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
     fn prefer_huge(&self, _at: usize) {}
 
-    /// Waits until an event can be read, at most `timeout_ns`; [`FOREVER`]: without setting a timer. No lock held.
+    /// Waits until an event can be read, at most `timeout_ns`; [`FOREVER`](crate::sync::FOREVER): without setting a timer. No lock held.
     fn wait_event(&self, timeout_ns: u64) -> bool;
 
     /// Reads what is there without waiting, faults first, and the rest as it happened; returns how many. Events lock held

@@ -17,7 +17,7 @@ use crate::kernel::{Kernel, Partial};
 use crate::page::{Tag, Word};
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::io::Errno;
 
 /// A MOVE that takes less has interrupted no other CPU.
@@ -127,6 +127,12 @@ pub(crate) enum Brought {
     NoHuge,
 }
 
+/// Adds a time to a moving average of times.
+fn average(of: &AtomicU64, ns: u64) {
+    let before = of.load(Relaxed);
+    of.store(before - before / 16 + ns / 16, Relaxed);
+}
+
 impl<K: Kernel> Engine<K> {
     /// Brings in the page `index` of a block, which is Swapped, with what else is swapped of `window` (pages of the
     /// block). No lock is held during I/O. `whole`: nothing comes in by smaller pieces than it could.
@@ -229,10 +235,8 @@ impl<K: Kernel> Engine<K> {
         }
         let took = self.kernel.now() - started;
         Stats::observe(&self.stats.device_ns, took);
-        let average = self.device_ns.load(Relaxed);
-        self.device_ns.store(average - average / 16 + took / n as u64 / 16, Relaxed);
-        let average = self.request_ns.load(Relaxed);
-        self.request_ns.store(average - average / 16 + took / 16, Relaxed);
+        average(&self.device_ns, took / n as u64);
+        average(&self.request_ns, took);
         for index in 0..n {
             let (address, _) = buffer.locate(self, index);
             let read = incoming.good[index] || self.read_alone(incoming.words[index].payload(), address);
@@ -426,8 +430,7 @@ impl<K: Kernel> Engine<K> {
         }
         let started = self.kernel.now();
         let moved = self.kernel.move_pages(to, from, pages * PAGE, wake);
-        let (took, average) = (self.kernel.now() - started, self.move_ns.load(Relaxed));
-        self.move_ns.store(average - average / 16 + took / 16, Relaxed);
+        average(&self.move_ns, self.kernel.now() - started);
         moved
     }
 
