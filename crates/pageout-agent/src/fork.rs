@@ -10,13 +10,15 @@
 
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
-use crate::{dispatch, exit, heir, memory, program, sys, twin};
+use crate::sys::own_number;
+use crate::{dispatch, exit, heir, memory, program, remap, sys, twin};
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
+use pageout::sync::Baton;
 use rustix::fs::stat;
-use rustix::process::{geteuid, getuid, test_kill_process, Pid};
-use rustix::thread::{futex, gettid, nanosleep, Timespec};
+use rustix::process::{geteuid, getuid};
+use rustix::thread::{futex, nanosleep, Timespec};
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no.
 const FREE: u32 = 0;
@@ -49,8 +51,8 @@ const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
 static GATE: AtomicU32 = AtomicU32::new(FREE);
-/// Threads that ask take turns: the number of the one that has it, or 0.
-static TURN: AtomicU32 = AtomicU32::new(0);
+/// Threads that ask take turns.
+static TURN: Baton = Baton::new();
 /// Forks under way that found no engine to ask.
 static UNASKED: AtomicU32 = AtomicU32::new(0);
 /// Forks of this process that are over.
@@ -149,7 +151,9 @@ fn begin() -> bool {
     exit::forget_others();
     keeper::forget();
     GATE.store(FREE, Ordering::Relaxed);
-    TURN.store(0, Ordering::Relaxed);
+    // Nobody is here who may have had them.
+    TURN.pass();
+    remap::MOVES.pass();
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
     // SAFETY: written before main.
@@ -195,7 +199,7 @@ impl Turn {
     pub fn end(self) {
         if self.asked {
             answer(FREE);
-            let_next();
+            TURN.pass();
         } else {
             UNASKED.fetch_sub(1, Ordering::SeqCst);
         }
@@ -219,7 +223,7 @@ pub fn before() -> Turn {
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     UNASKED.fetch_sub(1, Ordering::SeqCst);
-    take_turn();
+    TURN.take(own_number());
     let out = ask(ASKED) == GRANTED_OUT;
     Turn { mask, asked: true, out }
 }
@@ -257,56 +261,22 @@ pub fn settle() {
     let is_so = || {
         keeper.engine.stands_still() && matches!(GATE.load(Ordering::SeqCst), GRANTED | GRANTED_OUT | REFUSED)
     };
-    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    const A_MILLISECOND: u64 = 1_000_000;
     sys::quietly(|| {
         while !is_so() {
-            if try_turn() {
+            if TURN.try_take(own_number()) {
                 ask(SETTLE);
-                return let_next();
+                return TURN.pass();
             }
-            wait_for_turn(Some(&moment));
+            TURN.wait(A_MILLISECOND);
         }
     });
 }
 
 /// Does what no fork by another thread may come into.
 pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
-    sys::quietly(|| {
-        // The thread that forks does it itself, in a handler of fork.
-        if TURN.load(Ordering::Relaxed) == own_number() {
-            return work();
-        }
-        take_turn();
-        let done = work();
-        let_next();
-        done
-    })
-}
-
-fn own_number() -> u32 {
-    gettid().as_raw_nonzero().get() as u32
-}
-
-fn try_turn() -> bool {
-    TURN.compare_exchange(0, own_number(), Ordering::AcqRel, Ordering::Acquire).is_ok()
-}
-
-fn take_turn() {
-    while !try_turn() {
-        wait_for_turn(None);
-    }
-}
-
-fn wait_for_turn(moment: Option<&Timespec>) {
-    let whose = TURN.load(Ordering::Relaxed);
-    if whose != 0 {
-        let _ = futex::wait(&TURN, futex::Flags::PRIVATE, whose, moment);
-    }
-}
-
-fn let_next() {
-    TURN.store(0, Ordering::Release);
-    let _ = futex::wake(&TURN, futex::Flags::PRIVATE, 1);
+    // The thread that forks does it itself, in a handler of fork.
+    sys::quietly(|| TURN.have(own_number(), work))
 }
 
 /// Says something to the other side, and waits for what it says.
@@ -417,11 +387,13 @@ pub fn end() {
 
 /// The program has ended, and another process goes on with its memory: what a thread of the program had begun is over.
 pub fn program_ended() {
-    let whose = Pid::from_raw(TURN.load(Ordering::Acquire) as i32);
-    if whose.is_some_and(|thread| test_kill_process(thread).is_err()) {
+    if sys::is_orphan(&TURN) {
         end();
         answer(FREE);
-        let_next();
+        TURN.pass();
+    }
+    if sys::is_orphan(&remap::MOVES) {
+        remap::MOVES.pass();
     }
 }
 

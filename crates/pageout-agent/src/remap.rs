@@ -1,4 +1,10 @@
-//! `mremap` over several mappings that would be one without us. What is registered at different times the kernel never
+//! `mremap`: one at a time, and over several mappings that would be one without us.
+//!
+//! The kernel tells of a move after it, and of two that two threads make in any order; the later may be to where the
+//! earlier came from ([`pageout::space`], order). So a thread that moves or grows memory by libc has the others wait until
+//! what it did is told and applied: by `mremap`, and by `realloc`, whose own call nobody else sees.
+//!
+//! What is registered at different times the kernel never
 //! merges, and it lets grow, and moves, what is one mapping. So here it is done mapping by mapping, and all or nothing: the
 //! last one, which is what grows, comes first, for what may be refused is refused there.
 //!
@@ -17,6 +23,7 @@ use core::ptr::null_mut;
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
+use pageout::sync::Baton;
 use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, mprotect, munmap, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{nanosleep, Timespec};
@@ -30,6 +37,25 @@ const ENDLESS: usize = 0x7fff_ffff_f000;
 const LOOKS: usize = 100;
 /// How often the way back is tried, 10 ms between: whoever it is refused for may be done by then.
 const PATIENCE: u32 = 100;
+
+/// Whose turn it is to move memory.
+pub static MOVES: Baton = Baton::new();
+
+/// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied.
+pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
+    // Not in the child of a fork past us, which has only what another thread's turn was.
+    if !memory::is_home() {
+        return work();
+    }
+    let move_one = || {
+        let done = work();
+        if let Some(keeper) = keeper::active() {
+            keeper.engine.catch_up();
+        }
+        done
+    };
+    sys::quietly(|| MOVES.have(sys::own_number(), move_one))
+}
 
 /// As the system call, for what would be one mapping.
 ///
@@ -74,19 +100,23 @@ pub unsafe fn remap(
 
 unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Result<usize, Errno> {
     // SAFETY: as the caller promises.
-    unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) }
+    one_at_a_time(|| unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) })
 }
 
 /// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.
 fn is_one(start: usize, end: usize) -> bool {
-    // SAFETY: it is never done.
-    unsafe { call(start, end - start, ENDLESS, 0, 0) != Err(Errno::FAULT) }
+    grow_endlessly(start, end - start) != Err(Errno::FAULT)
 }
 
 /// Is the mapping that begins there sealed? The kernel looks at that before all but whether it is there.
 fn is_sealed(start: usize) -> bool {
+    grow_endlessly(start, PAGE) == Err(Errno::PERM)
+}
+
+/// Asks for what is refused always: why.
+fn grow_endlessly(start: usize, len: usize) -> Result<usize, Errno> {
     // SAFETY: it is never done.
-    unsafe { call(start, PAGE, ENDLESS, 0, 0) == Err(Errno::PERM) }
+    unsafe { sys::call(raw::__NR_mremap, start, len, ENDLESS, 0) }
 }
 
 /// What is to be done, in whole pages.

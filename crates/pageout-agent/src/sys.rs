@@ -2,9 +2,10 @@
 
 use core::sync::atomic::AtomicU32;
 use linux_raw_sys::general as raw;
+use pageout::sync::Baton;
 use rustix::io::Errno;
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use rustix::thread::{futex, Timespec};
+use rustix::process::{getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
+use rustix::thread::{futex, gettid, Timespec};
 
 pub use pageout::call::call as call6;
 
@@ -106,6 +107,17 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     let done = work();
     set_signals(mask);
     done
+}
+
+/// The calling thread's number.
+pub fn own_number() -> u32 {
+    gettid().as_raw_nonzero().get() as u32
+}
+
+/// Has whoever has it ended, and another process goes on with this memory?
+pub fn is_orphan(baton: &Baton) -> bool {
+    let whose = Pid::from_raw(baton.owner() as i32);
+    whose.is_some_and(|thread| test_kill_process(thread).is_err())
 }
 
 /// Waits until somebody is woken by `word`, which is `was`, or a tenth of a second. Is that over?

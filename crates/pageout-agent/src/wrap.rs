@@ -7,7 +7,8 @@
 //! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
-//! | mremap | what is registered at different times are several mappings: see `remap` |
+//! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
+//! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
 //! | mlockall | the engine's memory would be locked as well, populated, and counted |
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
@@ -68,8 +69,13 @@ static BARE_FORK: Next = Next::new(c"_Fork");
 static FORKPTY: Next = Next::new(c"forkpty");
 static CLONE: Next = Next::new(c"clone");
 
+static REALLOC: Next = Next::new(c"realloc");
+/// Is it the GNU libc's? Any other moves memory by libc's `mremap`, or not at all.
+static IS_GNU: AtomicBool = AtomicBool::new(false);
+
 /// Before `main`: finds what the wrappers will call.
 pub fn prepare_process() {
+    IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
     for next in [&PTHREAD_CREATE, &FORK, &BARE_FORK, &FORKPTY, &CLONE] {
         next.get();
     }
@@ -295,6 +301,29 @@ pub unsafe extern "C" fn mremap(
     // SAFETY: as the caller promises.
     answer(unsafe { remap::remap(old as usize, old_len, new_len, flags as usize, new as usize) })
         as *mut c_void
+}
+
+/// See the table of this module.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn realloc(object: *mut c_void, len: usize) -> *mut c_void {
+    type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+    // SAFETY: libc's function of that name.
+    let realloc: Realloc = unsafe { core::mem::transmute(REALLOC.get()) };
+    // Before each object libc has its size and three flags: this one says that it is a mapping of its own.
+    const MAPPED: usize = 2;
+    let is_gnu = IS_GNU.load(Ordering::Relaxed) && !object.is_null();
+    // SAFETY: as said.
+    let may_move = is_gnu && unsafe { *object.cast::<usize>().sub(1) & MAPPED != 0 };
+    // SAFETY: as the caller promises.
+    let call = || unsafe { realloc(object, len) };
+    if may_move {
+        remap::one_at_a_time(call)
+    } else {
+        call()
+    }
 }
 
 /// See the table of this module.

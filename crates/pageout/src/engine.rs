@@ -461,6 +461,12 @@ impl<K: Kernel> Engine<K> {
         });
     }
 
+    /// Returns when the events that were read before the call are applied. Takes no lock; any thread, with any lock but that
+    /// of the events.
+    pub fn catch_up(&self) {
+        self.events.wait_for_writer();
+    }
+
     /// Does a server hold the leadership? For tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn is_led(&self) -> bool {

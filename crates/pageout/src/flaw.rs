@@ -37,6 +37,10 @@ pub enum Flaw {
     SharedWritten,
     /// A fork's child looks for everything where it was before.
     MovesUntold,
+    /// It is looked whether somebody has the baton, and then taken.
+    BatonUnsure,
+    /// Who waits for a reader of events does not wait.
+    CaughtUpAtOnce,
 }
 
 #[cfg(any(loom, shuttle))]

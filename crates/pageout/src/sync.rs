@@ -18,6 +18,7 @@ pub use atomic::AtomicPtr as TablePtr;
 #[cfg(shuttle)]
 pub use core::sync::atomic::AtomicPtr as TablePtr;
 
+use crate::flaw::Flaw;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
@@ -386,6 +387,91 @@ impl<T> Lock<Vec<T>> {
     }
 }
 
+/// What one thread at a time has, by its number (not 0): it may ask for it again, and who finds it abandoned may pass it on.
+/// Shared by all that share the memory, other processes too. Not for short sections: each pass is a system call.
+pub struct Baton(atomic::AtomicU32);
+
+impl Baton {
+    /// Nobody has it.
+    #[cfg(not(any(loom, shuttle)))]
+    pub const fn new() -> Self {
+        Self(atomic::AtomicU32::new(0))
+    }
+
+    /// Nobody has it.
+    #[cfg(any(loom, shuttle))]
+    pub fn new() -> Self {
+        Self(atomic::AtomicU32::new(0))
+    }
+
+    /// Works while nobody else has it. No handler of a signal that takes it may interrupt.
+    pub fn have<T>(&self, me: u32, work: impl FnOnce() -> T) -> T {
+        if self.owner() == me {
+            return work();
+        }
+        self.take(me);
+        let done = work();
+        self.pass();
+        done
+    }
+
+    /// Takes it if nobody has it.
+    pub fn try_take(&self, me: u32) -> bool {
+        use atomic::Ordering::{Acquire, Relaxed};
+        if crate::flaw::makes(Flaw::BatonUnsure) {
+            let is_free = self.0.fetch_add(0, Acquire) == 0;
+            if is_free {
+                self.0.swap(me, Acquire);
+            }
+            return is_free;
+        }
+        self.0.compare_exchange(0, me, Acquire, Relaxed).is_ok()
+    }
+
+    /// Waits until nobody has it, and takes it.
+    pub fn take(&self, me: u32) {
+        while !self.try_take(me) {
+            self.wait(FOREVER);
+        }
+    }
+
+    /// Waits until it is passed, or so many nanoseconds.
+    pub fn wait(&self, timeout_ns: u64) {
+        let whose = self.owner();
+        if whose == 0 {
+            return;
+        }
+        #[cfg(not(any(loom, shuttle)))]
+        {
+            use rustix::thread::futex;
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, whose, timeout(timeout_ns).as_ref());
+        }
+        #[cfg(any(loom, shuttle))]
+        {
+            let _ = timeout_ns;
+            Backoff::new().snooze();
+        }
+    }
+
+    /// Gives it to who waits.
+    pub fn pass(&self) {
+        self.0.store(0, atomic::Ordering::Release);
+        #[cfg(not(any(loom, shuttle)))]
+        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, 1);
+    }
+
+    /// Who has it; 0: nobody.
+    pub fn owner(&self) -> u32 {
+        self.0.load(atomic::Ordering::Relaxed)
+    }
+}
+
+impl Default for Baton {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Many readers or one writer; a waiting writer stops new readers.
 ///
 /// Readers hold it around [check a page word + ioctl], the writer around [read events + apply them].
@@ -432,6 +518,14 @@ impl<T> RwLock<T> {
     /// Does a writer wait? Who holds it shared for long lets go of it then.
     pub fn is_wanted(&self) -> bool {
         self.writer.load(atomic::Ordering::Relaxed) != 0
+    }
+
+    /// Returns when nobody has it exclusively who had it before. Nobody waits for the caller meanwhile, or after.
+    pub fn wait_for_writer(&self) {
+        let mut backoff = Backoff::new();
+        while self.writer.load(atomic::Ordering::SeqCst) != 0 && !crate::flaw::makes(Flaw::CaughtUpAtOnce) {
+            backoff.snooze();
+        }
     }
 
     /// Does somebody hold it, as said? For tests.

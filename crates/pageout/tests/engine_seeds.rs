@@ -29,8 +29,9 @@ fn all_calls() {
 fn moving_mappings() {
     for seed in seeds(3000, 20) {
         let plan = Plan::by_seed(seed);
+        let bare = seed % 2 == 0;
         let habits =
-            Habits { touch: 10, run: 30, mmap: 15, munmap: 10, mremap: 30, mprotect: 0, ..plan.habits };
+            Habits { touch: 10, run: 30, mmap: 15, munmap: 10, mremap: 30, mprotect: 0, bare, ..plan.habits };
         run(Plan { habits, threads: plan.threads + 2, ..plan }, seed, |_| ());
     }
 }

@@ -1,15 +1,14 @@
 //! Models of the slot allocator: loom tries the ways in which threads can meet.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test slot_models`. Two threads are tried in full, one race
-//! a model; what several races make together, and three threads, with the bound on preemptions that is given.
-//! `PAGEOUT_MODELS=short` bounds all of them. Each model has a twin that is told to make one mistake and must fail.
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test slot_models`; see `model_support`.
 #![cfg(loom)]
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
+mod model_support;
 
 use loom::sync::Arc;
 use loom::thread;
-use pageout::flaw::{ask, Flaw};
+use model_support::{explore, passes_and_would_notice};
+use pageout::flaw::Flaw;
 use pageout::slot::*;
 
 const CLUSTER: u64 = CLUSTER_SLOTS as u64;
@@ -22,34 +21,6 @@ fn slots_with(cpus: usize, slots: u64) -> (Arc<Slots>, DeviceId) {
     let all = Slots::new(cpus);
     let id = all.swapon(DeviceConfig::new(slots)).unwrap();
     (Arc::new(all), id)
-}
-
-fn explore(bound: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    let short = std::env::var("PAGEOUT_MODELS").is_ok_and(|form| form == "short");
-    builder.preemption_bound = if short { Some(bound.map_or(2, |bound| (bound - 1).min(2))) } else { bound };
-    builder.max_branches = 100_000;
-    let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let count = runs.clone();
-    builder.check(move || {
-        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        model()
-    });
-    println!("{} schedules", runs.load(std::sync::atomic::Ordering::Relaxed));
-}
-
-/// The model passes, and fails when the allocator makes `flaw`.
-fn passes_and_would_notice(flaw: Flaw, bound: Option<usize>, model: fn()) {
-    let started = std::time::Instant::now();
-    explore(bound, model);
-    let took = started.elapsed();
-    ask(Some(flaw));
-    let noticed =
-        catch_unwind(AssertUnwindSafe(|| explore(Some(bound.map_or(3, |bound| bound.min(3))), model)))
-            .is_err();
-    ask(None);
-    println!("{flaw:?}: passed in {took:.1?}, noticed: {noticed}");
-    assert!(noticed, "the model does not notice {flaw:?}");
 }
 
 /// The slot word: of two who put the last count of a slot one is told that it was free.

@@ -1,7 +1,7 @@
 //! Memory whose mappings move, vanish, come back or change their protection while pages are out.
 
 use super::load::{together, Ballast, Churn, Dice};
-use super::span::{decode, load, pattern, Span, BLOCK, PAGE};
+use super::span::{decode, load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -52,6 +52,16 @@ pub const TRAPS: &[Trap] = &[
         "mremap-handover",
         "threads move memory to addresses that others have just left",
         mremap_handover,
+    ),
+    Trap::new(
+        "mremap-overtaken",
+        "the same, and what comes there moves on, before the thread that left has told of it",
+        mremap_overtaken,
+    ),
+    Trap::new(
+        "realloc-race",
+        "threads grow objects by realloc, which moves them to where others were",
+        realloc_race,
     ),
     Trap::new("map-fixed", "maps over evicted memory", map_fixed),
     Trap::new("map-file-over", "maps a file over evicted memory, then nothing, then zeros", map_file_over),
@@ -628,6 +638,224 @@ fn grow(span: Span, len: usize) -> Result<Span, Stop> {
         }
         other => other,
     }
+}
+
+/// What is at hand in one round of [`mremap_overtaken`].
+#[derive(Clone, Copy)]
+struct Arena {
+    start: usize,
+    generation: u16,
+    /// What came on its own way moves on.
+    moves_on: bool,
+    /// What others left is grown over.
+    grows: [bool; 2],
+}
+
+impl Arena {
+    const LEN: usize = 16 * PAGE;
+    /// Of so many places.
+    const SIZE: usize = 16 * Self::LEN;
+
+    fn place(&self, number: usize) -> Span {
+        Span::new(self.start + number * Self::LEN, Self::LEN)
+    }
+
+    /// Grows, unseen, to `left`, which is moved `away`.
+    fn first(&self) -> Span {
+        self.place(0)
+    }
+
+    fn left(&self) -> Span {
+        self.place(1)
+    }
+
+    fn away(&self) -> Span {
+        self.place(10)
+    }
+
+    /// Comes from right behind `neighbour` to where that was, and moves `on`.
+    fn neighbour(&self) -> Span {
+        self.place(3)
+    }
+
+    fn comer(&self) -> Span {
+        self.place(4)
+    }
+
+    fn on(&self) -> Span {
+        self.place(7)
+    }
+
+    fn fill(&self) {
+        [self.first(), self.neighbour(), self.comer()]
+            .into_iter()
+            .for_each(|span| span.fill(self.generation));
+    }
+
+    /// Who has which part in a race; `came`: the one who comes has returned.
+    fn race(&self, part: usize, came: &AtomicBool) -> Outcome {
+        let is_there = |span: Span| sys::is_mapped(span.page(0));
+        let wait = |until: &dyn Fn() -> bool| {
+            let last = Instant::now() + Duration::from_secs(10);
+            while !until() {
+                ensure!(Instant::now() < last, "what is waited for does not come");
+                std::thread::yield_now();
+            }
+            Ok(())
+        };
+        let shift = |from: Span, to: Span| sys::remap(from, from.len, FIXED, to.start).map(drop);
+        let grow = |span: Span| sys::remap(span, 2 * span.len, 0, 0).map(drop);
+        match part {
+            0 => shift(self.left(), self.away()),
+            1 => {
+                wait(&|| is_there(self.away()) && !is_there(self.left()))?;
+                shift(self.comer(), self.left())?;
+                came.store(true, Ordering::SeqCst);
+                Ok(())
+            }
+            2 if self.moves_on => {
+                wait(&|| came.load(Ordering::SeqCst))?;
+                shift(self.left(), self.on())
+            }
+            3 if self.grows[0] && self.moves_on => {
+                wait(&|| is_there(self.on()) && !is_there(self.left()))?;
+                grow(self.first())
+            }
+            4 if self.grows[1] => {
+                wait(&|| !is_there(self.comer()))?;
+                grow(self.neighbour())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All is where it was moved, and what grew is empty; then it is as before.
+    fn settle(&mut self) -> Outcome {
+        let came = if self.moves_on { self.on() } else { self.left() };
+        came.check_as(self.comer().start, self.generation)?;
+        self.first().check(self.generation)?;
+        self.neighbour().check(self.generation)?;
+        self.away().check_zero()?;
+        sys::unmap(self.away())?;
+        for grown in [self.left(), self.comer()].into_iter().filter(|span| span.start != came.start) {
+            if sys::is_mapped(grown) {
+                grown.check_zero()?;
+                sys::unmap(grown)?;
+            }
+        }
+        sys::remap(came, came.len, FIXED, self.comer().start)?;
+        self.generation += 1;
+        self.fill();
+        Ok(())
+    }
+}
+
+fn mremap_overtaken(ctx: &Ctx) -> Outcome {
+    const PARTS: usize = 5;
+    let deadline = ctx.deadline();
+    // In turn, so that what is moved is out.
+    let count = ctx.half() / (3 * Arena::LEN);
+    // Where nobody else comes.
+    let mut arenas = Vec::new();
+    for start in (0..count).map(|index| 0x2000_0000_0000 + index * Arena::SIZE) {
+        let arena = Arena { start, generation: 1, moves_on: false, grows: [false; 2] };
+        for span in [arena.first(), arena.neighbour(), arena.comer()] {
+            sys::map_at(span.start, span.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        }
+        arena.fill();
+        arenas.push(arena);
+    }
+    let mut dice = Dice::new(0);
+    let (round, came) = (Mutex::new(None), AtomicBool::new(false));
+    let [begin, end] = std::array::from_fn(|_| std::sync::Barrier::new(PARTS + 1));
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = (0..PARTS)
+            .map(|part| {
+                let (round, came, begin, end) = (&round, &came, &begin, &end);
+                scope.spawn(move || {
+                    let mut outcome = Ok(());
+                    loop {
+                        begin.wait();
+                        let Some(arena): Option<Arena> = *round.lock().unwrap() else { return outcome };
+                        outcome = outcome.and_then(|()| arena.race(part, came));
+                        end.wait();
+                    }
+                })
+            })
+            .collect();
+        let mut outcome = Ok(());
+        for index in (0..count).cycle() {
+            if outcome.is_err() || Instant::now() > deadline {
+                break;
+            }
+            let arena = &mut arenas[index];
+            arena.moves_on = dice.roll(4) > 0;
+            arena.grows = std::array::from_fn(|_| dice.roll(2) == 0);
+            outcome = sys::remap(arena.first(), 2 * Arena::LEN, 0, 0).map(drop);
+            if outcome.is_ok() {
+                *round.lock().unwrap() = Some(*arena);
+                came.store(false, Ordering::SeqCst);
+                begin.wait();
+                end.wait();
+                outcome = arena.settle();
+            }
+        }
+        *round.lock().unwrap() = None;
+        begin.wait();
+        for part in parts {
+            part.join().map_err(|_| Stop::Wrong("a thread panicked".into()))??;
+        }
+        outcome
+    })
+}
+
+fn realloc_race(ctx: &Ctx) -> Outcome {
+    const ORIGIN: usize = 0x1000_0000;
+    const COUNT: usize = 4;
+    const OBJECTS: usize = 16;
+    const SOME: usize = 40 * PAGE;
+    let churn = Churn::start(ctx.half())?;
+    let deadline = ctx.deadline();
+    let most = (ctx.half() / COUNT / OBJECTS).clamp(2 * SOME, 256 * PAGE);
+    together(COUNT, |index| {
+        let mut dice = Dice::new(index);
+        // Of each as much as was filled.
+        let mut objects = [(Span::new(0, 0), 0usize); OBJECTS];
+        let mut check = |dice: &mut Dice, which: usize| {
+            let (object, filled) = &mut objects[which];
+            // Large enough to be mappings of their own, in which the first page begins late.
+            for _ in 0..1 + dice.roll(3) {
+                let len = object.len.max(SOME) + (1 + dice.roll(8)) * PAGE;
+                // SAFETY: null, or what the last round got.
+                let at = unsafe { libc::realloc(object.as_ptr(), len) } as usize;
+                ensure!(at != 0, "realloc failed");
+                *object = Span::new(at, len);
+            }
+            let origin = ORIGIN * (1 + index * OBJECTS + which);
+            for at in (0..*filled).step_by(PAGE) {
+                let word = load(object.start + at);
+                ensure!(
+                    word == pattern(origin + at, 1),
+                    "object {which} of thread {index} has {word:#x} at {at:#x}"
+                );
+            }
+            // Not to the end: what grew is left untouched, and moved.
+            *filled = object.len - dice.roll(8) * PAGE;
+            (0..*filled).step_by(PAGE).for_each(|at| store(object.start + at, pattern(origin + at, 1)));
+            if object.len > most {
+                // SAFETY: what realloc gave.
+                unsafe { libc::free(object.as_ptr()) };
+                (*object, *filled) = (Span::new(0, 0), 0);
+            }
+            Ok(())
+        };
+        while Instant::now() < deadline {
+            let which = dice.roll(OBJECTS);
+            check(&mut dice, which)?;
+        }
+        Ok(())
+    })?;
+    churn.end()
 }
 
 fn map_fixed(ctx: &Ctx) -> Outcome {

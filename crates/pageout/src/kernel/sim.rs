@@ -279,6 +279,11 @@ impl Simulated {
         assert!(self.held.get().is_none_or(|held| held(exclusively)), "a call without the events lock");
     }
 
+    /// Does somebody hold the events lock?
+    pub fn is_held(&self, exclusively: bool) -> bool {
+        self.held.get().is_some_and(|held| held(exclusively))
+    }
+
     // The program's side.
 
     /// Pages `start..start + len` are mapped anew and hold nothing; what was there is gone.

@@ -19,6 +19,11 @@
 //! whether what came is there: who waits for an event of his to be read has done nothing since. One case is left: another
 //! thread has its own mapping grow to where the newcomer was, before the event of that is read.
 //!
+//! What libc moves, or has grow, in a program under `pageout run`, it moves one at a time, and nobody goes on before that is
+//! applied (the agent's `remap`): a log has one such change then, and all else in it about its place is older. The rules do not
+//! know all orders that threads make past libc: what grew unseen is taken for nothing, and of two departures that fit, the
+//! one that was read first for the first.
+//!
 //! Under the events lock, exclusively, from the first event to the last.
 
 use super::event::apply;

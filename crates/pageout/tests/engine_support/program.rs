@@ -2,7 +2,8 @@
 //!
 //! A page holds one token, all of it, or zeros. The model is exact but for the time between the first and the
 //! second half of `madvise`, in which a page may read as the token or as zeros. Calls that change mappings do
-//! not overlap; accesses race with everything.
+//! not overlap; accesses race with everything. Who moves or grows memory has others that would wait until the engine has
+//! caught up, as the agent's `mremap` and `realloc` do.
 
 use pageout::kernel::sim::{Access, Advised, Call, Simulated};
 use std::collections::VecDeque;
@@ -45,8 +46,17 @@ pub struct Value {
 
 enum Doing {
     Nothing,
-    Touch { page: usize, write: Option<u64>, left: usize },
-    Call { call: Call, range: (usize, usize), then: Then },
+    Touch {
+        page: usize,
+        write: Option<u64>,
+        left: usize,
+    },
+    /// Until it has returned; then the engine has to catch up.
+    Call {
+        call: Option<Call>,
+        range: (usize, usize),
+        then: Then,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -82,6 +92,8 @@ pub struct Habits {
     pub faulty: bool,
     /// Huge pages.
     pub huge: bool,
+    /// Memory is moved past libc, by several threads at once.
+    pub bare: bool,
 }
 
 impl Habits {
@@ -99,6 +111,7 @@ impl Habits {
         share: 0,
         faulty: false,
         huge: false,
+        bare: false,
     };
 
     pub const ACCESS: Habits = Habits {
@@ -208,10 +221,13 @@ impl Program {
             Doing::Nothing => self.begin(kernel, thread),
             Doing::Touch { page, write, left } => self.touch(kernel, thread, page, write, left),
             Doing::Call { mut call, range, then } => {
-                if kernel.advance_call(&mut call) {
+                if call.as_mut().is_some_and(|call| kernel.advance_call(call)) {
+                    call = None;
                     self.done += 1;
                     self.returned(kernel, range, then);
-                } else {
+                }
+                let catches_up = matches!(then, Then::Moved { .. }) && !self.habits.bare;
+                if call.is_some() || catches_up && kernel.is_held(true) {
                     self.threads[thread] = Doing::Call { call, range, then };
                 }
             }
@@ -346,14 +362,14 @@ impl Program {
                 let huge = h.huge && self.random.one_in(2);
                 let call = kernel.mmap(self.at(range.0), range.1 * PAGE, huge);
                 self.mapped(range.0, range.1);
-                self.threads[thread] = Doing::Call { call, range, then: Then::Return };
+                self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Return };
             }
             3 => {
                 let Some(range) = self.range(false) else { return };
                 self.say(format!("munmap {range:?}"));
                 let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
                 self.unmapped(range);
-                self.threads[thread] = Doing::Call { call, range, then: Then::Unmapped };
+                self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
             }
             4 | 5 => {
                 let Some(range) = self.range(false) else { return };
@@ -370,7 +386,8 @@ impl Program {
                 }
                 match advised {
                     Advised::Waits(call) => {
-                        self.threads[thread] = Doing::Call { call, range, then: Then::Zap { free } };
+                        self.threads[thread] =
+                            Doing::Call { call: Some(call), range, then: Then::Zap { free } };
                     }
                     Advised::Done => self.removed(range, free),
                     Advised::Mixed => {}
@@ -402,8 +419,17 @@ impl Program {
         }
     }
 
+    /// May a thread move memory now?
+    fn has_turn(&self) -> bool {
+        self.habits.bare
+            || !self.threads.iter().any(|doing| matches!(doing, Doing::Call { then: Then::Moved { .. }, .. }))
+    }
+
     /// A mapping grows in place: as a rule over what was just cut off.
     fn grow(&mut self, kernel: &Simulated) {
+        if !self.has_turn() {
+            return;
+        }
         let Some((first, n)) = self.range(false) else { return };
         let ends = |page: &usize| self.values[page - 1].mapped && !self.values[*page].mapped;
         let Some(end) = (first.max(1)..first + n).find(ends) else { return };
@@ -422,6 +448,9 @@ impl Program {
     }
 
     fn mremap(&mut self, kernel: &Simulated, thread: usize) {
+        if !self.has_turn() {
+            return;
+        }
         let Some((from, mut n)) = self.range(false) else { return };
         let grown = if self.random.one_in(3) { self.random.below(40) } else { 0 };
         let mapped = |value: &Value| value.mapped && value.writable;
@@ -448,7 +477,8 @@ impl Program {
         }
         self.mapped(to + n, grown);
         self.unmapped((from, n));
-        self.threads[thread] = Doing::Call { call, range: target, then: Then::Moved { from: (from, n) } };
+        self.threads[thread] =
+            Doing::Call { call: Some(call), range: target, then: Then::Moved { from: (from, n) } };
     }
 
     /// A range that somebody has left and not returned yet.
@@ -509,7 +539,7 @@ impl Program {
         for value in &mut self.values[range.0..range.0 + range.1] {
             value.removing += 1;
         }
-        self.threads[thread] = Doing::Call { call, range, then: Then::Zap { free: false } };
+        self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Zap { free: false } };
         // The event is queued.
         self.step_thread(kernel, thread);
     }
@@ -519,7 +549,7 @@ impl Program {
         assert!(matches!(self.threads[thread], Doing::Nothing));
         let call = kernel.mmap(self.at(range.0), range.1 * PAGE, false);
         self.mapped(range.0, range.1);
-        self.threads[thread] = Doing::Call { call, range, then: Then::Return };
+        self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Return };
     }
 
     /// Pages are guarded for a moment.
@@ -533,7 +563,7 @@ impl Program {
         assert!(matches!(self.threads[thread], Doing::Nothing));
         let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
         self.unmapped(range);
-        self.threads[thread] = Doing::Call { call, range, then: Then::Unmapped };
+        self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
     }
 
     /// A thread that is idle moves pages, with their mapping.
@@ -558,7 +588,7 @@ impl Program {
         }
         self.mapped(to + n, grown);
         self.unmapped((from, n));
-        self.threads[thread] = Doing::Call { call, range: (to, n + grown), then };
+        self.threads[thread] = Doing::Call { call: Some(call), range: (to, n + grown), then };
     }
 
     /// Thread 0, idle, reads a run of pages.

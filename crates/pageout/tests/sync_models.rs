@@ -1,0 +1,59 @@
+//! Models of the locks: `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test sync_models`; see `model_support`.
+#![cfg(loom)]
+
+mod model_support;
+
+use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use loom::sync::Arc;
+use loom::thread;
+use model_support::passes_and_would_notice;
+use pageout::flaw::Flaw;
+use pageout::sync::{Backoff, Baton, RwLock};
+
+/// One at a time has it, also who asks again.
+#[test]
+fn baton() {
+    passes_and_would_notice(Flaw::BatonUnsure, None, || {
+        let shared = Arc::new((Baton::new(), AtomicU32::new(0)));
+        let threads: Vec<_> = (1..=2)
+            .map(|me| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (baton, inside) = &*shared;
+                    baton.have(me, || {
+                        inside.store(me, Relaxed);
+                        assert_eq!(inside.load(Relaxed), me);
+                    });
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        shared.0.have(3, || shared.0.have(3, || assert_eq!(shared.0.owner(), 3)));
+        assert_eq!(shared.0.owner(), 0);
+    });
+}
+
+/// Who moved memory goes on when the event that was read is applied.
+#[test]
+fn catch_up() {
+    passes_and_would_notice(Flaw::CaughtUpAtOnce, None, || {
+        let events = Arc::new(RwLock::new(()));
+        let (read, applied) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let reader = {
+            let (events, read, applied) = (events.clone(), read.clone(), applied.clone());
+            thread::spawn(move || {
+                let _guard = events.write();
+                // The kernel lets the thread go on.
+                read.store(1, loom::sync::atomic::Ordering::Release);
+                applied.store(1, Relaxed);
+            })
+        };
+        let mut backoff = Backoff::new();
+        while read.load(loom::sync::atomic::Ordering::Acquire) == 0 {
+            backoff.snooze();
+        }
+        events.wait_for_writer();
+        assert_eq!(applied.load(Relaxed), 1);
+        reader.join().unwrap();
+    });
+}
