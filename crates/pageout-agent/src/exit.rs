@@ -12,7 +12,8 @@
 use crate::{fork, sys, wrap};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::pins::Pins;
 
@@ -26,6 +27,11 @@ static BLOCKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// Where a thread's list of robust mutexes begins, from its control block; the same for all.
 static ROBUST_LIST: AtomicIsize = AtomicIsize::new(0);
+
+/// Where libc says that there is one thread; null: it does not.
+static ONE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Was there a thread, or a process that shares the memory, that libc knows nothing of?
+static GUESTS: AtomicBool = AtomicBool::new(false);
 
 extern "C" {
     fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
@@ -47,12 +53,25 @@ pub fn prepare_process() {
     if known.is_ok() && head != 0 {
         ROBUST_LIST.store(head as isize - control_block() as isize, Ordering::Relaxed);
     }
+    ONE.store(wrap::find(c"__libc_single_threaded").cast(), Ordering::Relaxed);
     let mut key = 0;
     // SAFETY: the destructor is there as long as the process.
     if unsafe { pthread_key_create(&mut key, Some(leave_thread)) } == 0 {
         KEY.store(key, Ordering::Relaxed);
     }
     enter_thread();
+}
+
+/// Is the calling thread the only one that has this memory? Some are made where nobody sees it, by libc itself.
+pub fn is_alone() -> bool {
+    let one = ONE.load(Ordering::Relaxed);
+    // SAFETY: a byte of libc's.
+    !one.is_null() && unsafe { one.read_volatile() } != 0 && !GUESTS.load(Ordering::Relaxed)
+}
+
+/// Before a thread begins, or a process that shares the memory, that libc knows nothing of.
+pub fn expect_guest() {
+    GUESTS.store(true, Ordering::Relaxed);
 }
 
 fn control_block() -> usize {

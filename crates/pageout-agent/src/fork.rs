@@ -152,8 +152,8 @@ fn begin() -> bool {
     keeper::forget();
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.
-    TURN.pass();
-    remap::MOVES.pass();
+    TURN.pass_on();
+    remap::MOVES.pass_on();
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
     // SAFETY: written before main.
@@ -199,7 +199,7 @@ impl Turn {
     pub fn end(self) {
         if self.asked {
             answer(FREE);
-            TURN.pass();
+            TURN.pass_on();
         } else {
             UNASKED.fetch_sub(1, Ordering::SeqCst);
         }
@@ -266,17 +266,27 @@ pub fn settle() {
         while !is_so() {
             if TURN.try_take(own_number()) {
                 ask(SETTLE);
-                return TURN.pass();
+                return TURN.pass_on();
             }
             TURN.wait(A_MILLISECOND);
         }
     });
 }
 
-/// Does what no fork by another thread may come into.
+/// Does what no fork by another thread should come into. A fork that takes long does not matter: its child may have what is
+/// moved in two parts, but what waits in a handler of fork for a lock that the calling thread has clones later.
 pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
-    // The thread that forks does it itself, in a handler of fork.
-    sys::quietly(|| TURN.have(own_number(), work))
+    const LONG: u32 = 10;
+    sys::quietly(|| {
+        let me = own_number();
+        // The thread that forks does it itself, in a handler of fork.
+        let takes_turn = TURN.owner() != me && TURN.take_within(me, LONG).is_ok();
+        let done = work();
+        if takes_turn {
+            TURN.pass(me);
+        }
+        done
+    })
 }
 
 /// Says something to the other side, and waits for what it says.
@@ -390,10 +400,7 @@ pub fn program_ended() {
     if sys::is_orphan(&TURN) {
         end();
         answer(FREE);
-        TURN.pass();
-    }
-    if sys::is_orphan(&remap::MOVES) {
-        remap::MOVES.pass();
+        TURN.pass_on();
     }
 }
 

@@ -17,9 +17,10 @@
 //! refused here, as it was by the kernel before Linux 6.17.
 
 use crate::maps::Maps;
-use crate::{fork, keeper, memory, sys};
+use crate::{exit, fork, keeper, memory, sys};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
@@ -38,23 +39,29 @@ const LOOKS: usize = 100;
 /// How often the way back is tried, 10 ms between: whoever it is refused for may be done by then.
 const PATIENCE: u32 = 100;
 
-/// Whose turn it is to move memory.
+/// Whose turn it is to move memory: each has a number of its own.
 pub static MOVES: Baton = Baton::new();
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Who has it for so many looks, a second, does not come back: killed as a process of its own, or gone by a handler's jump.
+const ABANDONED: u32 = 100;
 
 /// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied.
+///
+/// A filter may allow few system calls: none is made but to wait, and a lone thread never waits. So signals are not blocked: a
+/// handler that waits for another thread's move waits until that takes the turn over.
 pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
-    // Not in the child of a fork past us, which has only what another thread's turn was.
-    if !memory::is_home() {
+    // The child of a fork past us has of a turn only that another thread had it.
+    if exit::is_alone() || !memory::is_home() {
         return work();
     }
-    let move_one = || {
-        let done = work();
-        if let Some(keeper) = keeper::active() {
-            keeper.engine.catch_up();
-        }
-        done
-    };
-    sys::quietly(|| MOVES.have(sys::own_number(), move_one))
+    let me = NUMBER.fetch_add(1, Ordering::Relaxed) % Baton::MOST + 1;
+    MOVES.take_over(me, ABANDONED);
+    let done = work();
+    if let Some(keeper) = keeper::active() {
+        keeper.engine.catch_up();
+    }
+    MOVES.pass(me);
+    done
 }
 
 /// As the system call, for what would be one mapping.
@@ -104,7 +111,7 @@ unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: us
 }
 
 /// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.
-fn is_one(start: usize, end: usize) -> bool {
+pub fn is_one(start: usize, end: usize) -> bool {
     grow_endlessly(start, end - start) != Err(Errno::FAULT)
 }
 

@@ -39,6 +39,12 @@ extern "C" {
 
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
 
+/// What the program finds by this name; null: nothing.
+pub fn find(name: &core::ffi::CStr) -> *mut c_void {
+    // SAFETY: a string; null asks the objects in their order.
+    unsafe { dlsym(core::ptr::null_mut(), name.as_ptr()) }
+}
+
 /// A function of libc that lies behind ours.
 struct Next {
     name: &'static core::ffi::CStr,
@@ -309,20 +315,62 @@ pub unsafe extern "C" fn mremap(
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn realloc(object: *mut c_void, len: usize) -> *mut c_void {
+    // SAFETY: as the caller promises. libc's own has such a header before each object.
+    unsafe {
+        let may_move = IS_GNU.load(Ordering::Relaxed)
+            && !object.is_null()
+            && (*object.cast::<Header>().sub(1)).size & MAPPED != 0;
+        if may_move {
+            return realloc_mapped(object, len);
+        }
+        bare_realloc(object, len)
+    }
+}
+
+/// Libc's.
+unsafe fn bare_realloc(object: *mut c_void, len: usize) -> *mut c_void {
     type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
-    // SAFETY: libc's function of that name.
-    let realloc: Realloc = unsafe { core::mem::transmute(REALLOC.get()) };
-    // Before each object libc has its size and three flags: this one says that it is a mapping of its own.
-    const MAPPED: usize = 2;
-    let is_gnu = IS_GNU.load(Ordering::Relaxed) && !object.is_null();
-    // SAFETY: as said.
-    let may_move = is_gnu && unsafe { *object.cast::<usize>().sub(1) & MAPPED != 0 };
+    // SAFETY: libc's function of that name, and as the caller promises.
+    unsafe { core::mem::transmute::<usize, Realloc>(REALLOC.get())(object, len) }
+}
+
+/// What the GNU libc has right before an object; each with flags in its lowest bits.
+#[repr(C)]
+struct Header {
+    /// How much of the mapping comes first, where the object has one of its own.
+    before: usize,
+    /// With the header, and to the end of the mapping.
+    size: usize,
+}
+
+const FLAGS: usize = 7;
+/// Of the size: the object has a mapping of its own.
+const MAPPED: usize = 2;
+
+/// For an object that has a mapping of its own.
+#[cold]
+unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
+    let header = object.cast::<Header>().wrapping_sub(1);
     // SAFETY: as the caller promises.
-    let call = || unsafe { realloc(object, len) };
-    if may_move {
-        remap::one_at_a_time(call)
-    } else {
-        call()
+    let Header { before, size } = unsafe { header.read() };
+    let usable = (size & !FLAGS).wrapping_sub(size_of::<Header>());
+    // SAFETY: as the caller promises.
+    let direct = || unsafe { bare_realloc(object, len) };
+    if len <= usable {
+        return direct();
+    }
+    if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
+        return remap::one_at_a_time(direct);
+    }
+    // What are several mappings the kernel would not move: libc would copy, too, and nobody is to wait for that.
+    // SAFETY: objects of libc's; without one to begin with it allocates, without a length it frees.
+    unsafe {
+        let new = bare_realloc(core::ptr::null_mut(), len);
+        if !new.is_null() {
+            new.cast::<u8>().copy_from_nonoverlapping(object.cast(), usable);
+            bare_realloc(object, 0);
+        }
+        new
     }
 }
 
@@ -797,10 +845,13 @@ fn bring_in_ids(flags: u64, parent: usize, child: usize) {
     }
 }
 
-/// Has the word stay that the kernel clears when a clone's child ends, if that shares the memory.
+/// Before a clone: has the word stay that the kernel clears when the child ends, if that shares the memory.
 fn keep_word(flags: u64, child: usize) {
-    const BOTH: u64 = (raw::CLONE_VM | raw::CLONE_CHILD_CLEARTID) as u64;
-    if flags & BOTH == BOTH {
+    if flags & u64::from(raw::CLONE_VM) == 0 {
+        return;
+    }
+    exit::expect_guest();
+    if flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0 {
         exit::keep_word(child);
     }
 }

@@ -79,6 +79,9 @@ impl Default for LockClass {
     }
 }
 
+/// About a microsecond: longer than most sections that a running holder executes. Models have no time.
+const SPINS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 100 };
+
 /// No end to a wait, ns.
 pub const FOREVER: u64 = u64::MAX;
 
@@ -89,6 +92,35 @@ pub(crate) fn timeout(ns: u64) -> Option<rustix::time::Timespec> {
         tv_nsec: (ns % 1_000_000_000) as _,
     })
 }
+
+/// Sleeps while a word is what it was, until somebody is woken by it or so many nanoseconds ([`FOREVER`]: without setting a
+/// timer): are they over?
+fn sleep(word: &atomic::AtomicU32, was: u32, timeout_ns: u64) -> bool {
+    #[cfg(not(any(loom, shuttle)))]
+    {
+        use rustix::thread::futex;
+        let slept = futex::wait(word, futex::Flags::PRIVATE, was, timeout(timeout_ns).as_ref());
+        slept == Err(rustix::io::Errno::TIMEDOUT)
+    }
+    #[cfg(any(loom, shuttle))]
+    {
+        // A model's threads wake each other soon enough.
+        let _ = timeout_ns;
+        Backoff::new().snooze();
+        word.load(atomic::Ordering::Relaxed) == was
+    }
+}
+
+/// Wakes at most so many who sleep on a word.
+fn wake(word: &atomic::AtomicU32, most: u32) {
+    #[cfg(not(any(loom, shuttle)))]
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, most);
+    #[cfg(any(loom, shuttle))]
+    let _ = (word, most);
+}
+
+/// As many as there are.
+const ALL: u32 = i32::MAX as u32;
 
 /// What threads sleep on until they are called. A call between [`Bell::heard`] and [`Bell::wait`] is not missed.
 pub struct Bell(atomic::AtomicU32);
@@ -107,30 +139,18 @@ impl Bell {
     /// Wakes one who sleeps.
     pub fn ring(&self) {
         self.0.fetch_add(1, atomic::Ordering::AcqRel);
-        #[cfg(not(any(loom, shuttle)))]
-        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, 1);
+        wake(&self.0, 1);
     }
 
     /// Wakes all who sleep.
     pub fn ring_all(&self) {
         self.0.fetch_add(1, atomic::Ordering::AcqRel);
-        #[cfg(not(any(loom, shuttle)))]
-        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, i32::MAX as u32);
+        wake(&self.0, ALL);
     }
 
     /// Sleeps, at most so many nanoseconds ([`FOREVER`]: without setting a timer), unless it rang since it was `heard`.
     pub fn wait(&self, heard: u32, timeout_ns: u64) {
-        #[cfg(not(any(loom, shuttle)))]
-        {
-            use rustix::thread::futex;
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, heard, timeout(timeout_ns).as_ref());
-        }
-        #[cfg(any(loom, shuttle))]
-        {
-            // A model's threads call each other soon enough.
-            let _ = (heard, timeout_ns);
-            Backoff::new().snooze();
-        }
+        sleep(&self.0, heard, timeout_ns);
     }
 }
 
@@ -161,13 +181,10 @@ pub struct Lock<T> {
 mod imp {
     use super::*;
     use atomic::Ordering::{Acquire, Relaxed, Release};
-    use rustix::thread::futex;
 
     const FREE: u32 = 0;
     const HELD: u32 = 1;
     const CONTENDED: u32 = 2;
-    /// About a microsecond: longer than every section that a running holder executes.
-    const SPINS: u32 = 100;
 
     // SAFETY: the word gives exclusive access to the value.
     unsafe impl<T: Send> Send for Lock<T> {}
@@ -207,13 +224,13 @@ mod imp {
                 core::hint::spin_loop();
             }
             while self.word.swap(CONTENDED, Acquire) != FREE {
-                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
+                sleep(&self.word, CONTENDED, FOREVER);
             }
         }
 
         pub(super) fn unlock(&self) {
             if self.word.swap(FREE, Release) == CONTENDED {
-                let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+                wake(&self.word, 1);
             }
         }
     }
@@ -387,11 +404,19 @@ impl<T> Lock<Vec<T>> {
     }
 }
 
-/// What one thread at a time has, by its number (not 0): it may ask for it again, and who finds it abandoned may pass it on.
-/// Shared by all that share the memory, other processes too. Not for short sections: each pass is a system call.
+/// What one thread at a time has, by a number of its own; who finds it abandoned may pass it on, or take it over. Shared by
+/// all that share the memory, other processes too. Makes system calls only where somebody waits.
 pub struct Baton(atomic::AtomicU32);
 
+/// Besides the number of who has it: somebody sleeps until it is passed.
+const SOUGHT: u32 = 1 << 31;
+/// Who sleeps for it looks again after so long, ns: who was woken may have been killed.
+const LOOK_NS: u64 = 10_000_000;
+
 impl Baton {
+    /// Numbers are from 1 to this.
+    pub const MOST: u32 = SOUGHT - 1;
+
     /// Nobody has it.
     #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
@@ -404,65 +429,89 @@ impl Baton {
         Self(atomic::AtomicU32::new(0))
     }
 
-    /// Works while nobody else has it. No handler of a signal that takes it may interrupt.
-    pub fn have<T>(&self, me: u32, work: impl FnOnce() -> T) -> T {
-        if self.owner() == me {
-            return work();
-        }
-        self.take(me);
-        let done = work();
-        self.pass();
-        done
-    }
-
     /// Takes it if nobody has it.
     pub fn try_take(&self, me: u32) -> bool {
-        use atomic::Ordering::{Acquire, Relaxed};
-        if crate::flaw::makes(Flaw::BatonUnsure) {
-            let is_free = self.0.fetch_add(0, Acquire) == 0;
-            if is_free {
-                self.0.swap(me, Acquire);
-            }
-            return is_free;
-        }
-        self.0.compare_exchange(0, me, Acquire, Relaxed).is_ok()
+        self.replace(0, me)
     }
 
     /// Waits until nobody has it, and takes it.
     pub fn take(&self, me: u32) {
-        while !self.try_take(me) {
-            self.wait(FOREVER);
+        while self.take_within(me, u32::MAX).is_err() {}
+    }
+
+    /// As [`Baton::take`], but from who has had it for so many looks: he is dead, or does not come back.
+    pub fn take_over(&self, me: u32, looks: u32) {
+        while let Err(whose) = self.take_within(me, looks) {
+            if self.take_from(whose, me) {
+                return;
+            }
         }
     }
 
-    /// Waits until it is passed, or so many nanoseconds.
-    pub fn wait(&self, timeout_ns: u64) {
-        let whose = self.owner();
-        if whose == 0 {
-            return;
+    /// Takes it from who has it and is waited for.
+    pub fn take_from(&self, whose: u32, me: u32) -> bool {
+        self.replace(whose | SOUGHT, me | SOUGHT)
+    }
+
+    /// As [`Baton::take`], for so many looks, 10 ms each, at one who has it: who that is. Looks, not time: all may have been
+    /// stopped for long.
+    pub fn take_within(&self, me: u32, looks: u32) -> Result<(), u32> {
+        if self.try_take(me) {
+            return Ok(());
         }
-        #[cfg(not(any(loom, shuttle)))]
-        {
-            use rustix::thread::futex;
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, whose, timeout(timeout_ns).as_ref());
+        let (mut whose, mut left) = (0, looks);
+        // Others may wait, too.
+        while !self.replace(0, me | SOUGHT) {
+            let Some(now) = self.wait(LOOK_NS) else { continue };
+            if now != whose {
+                (whose, left) = (now, looks);
+            }
+            if left == 0 {
+                return Err(now);
+            }
+            left -= 1;
         }
-        #[cfg(any(loom, shuttle))]
-        {
-            let _ = timeout_ns;
-            Backoff::new().snooze();
+        Ok(())
+    }
+
+    /// Waits until it is passed, or so many nanoseconds: who had it all that time.
+    pub fn wait(&self, timeout_ns: u64) -> Option<u32> {
+        let now = self.0.load(atomic::Ordering::Relaxed);
+        let sought = now | SOUGHT;
+        if now == 0 || now != sought && !self.replace(now, sought) {
+            return None;
+        }
+        sleep(&self.0, sought, timeout_ns).then_some(now & !SOUGHT)
+    }
+
+    /// Gives it back, if it is still the caller's.
+    pub fn pass(&self, me: u32) {
+        if !self.replace(me, 0) && self.replace(me | SOUGHT, 0) {
+            wake(&self.0, 1);
         }
     }
 
-    /// Gives it to who waits.
-    pub fn pass(&self) {
+    /// Nobody has it from here on.
+    pub fn pass_on(&self) {
         self.0.store(0, atomic::Ordering::Release);
-        #[cfg(not(any(loom, shuttle)))]
-        let _ = rustix::thread::futex::wake(&self.0, rustix::thread::futex::Flags::PRIVATE, 1);
+        wake(&self.0, 1);
+    }
+
+    fn replace(&self, was: u32, is: u32) -> bool {
+        use atomic::Ordering::{AcqRel, Acquire, Relaxed};
+        if crate::flaw::makes(Flaw::BatonUnsure) {
+            let is_so = self.0.fetch_add(0, Acquire) == was;
+            if is_so {
+                self.0.swap(is, AcqRel);
+            }
+            return is_so;
+        }
+        self.0.compare_exchange(was, is, AcqRel, Relaxed).is_ok()
     }
 
     /// Who has it; 0: nobody.
     pub fn owner(&self) -> u32 {
-        self.0.load(atomic::Ordering::Relaxed)
+        self.0.load(atomic::Ordering::Relaxed) & !SOUGHT
     }
 }
 
@@ -480,12 +529,18 @@ impl Default for Baton {
 pub struct RwLock<T> {
     /// Readers inside.
     readers: atomic::AtomicU32,
-    /// 1 while a writer waits or is inside.
-    writer: atomic::AtomicU32,
+    /// How many writers were inside, times [`ONE`], and of the next [`WANTED`] and [`AWAITED`].
+    writers: atomic::AtomicU32,
     value: core::cell::UnsafeCell<T>,
 }
 
-// SAFETY: `readers` and `writer` give shared or exclusive access to the value.
+/// A writer waits or is inside.
+const WANTED: u32 = 1;
+/// Somebody sleeps until it is out.
+const AWAITED: u32 = 2;
+const ONE: u32 = 4;
+
+// SAFETY: `readers` and `writers` give shared or exclusive access to the value.
 unsafe impl<T: Send> Send for RwLock<T> {}
 unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
 
@@ -494,7 +549,7 @@ impl<T> RwLock<T> {
     pub fn new(value: T) -> Self {
         Self {
             readers: atomic::AtomicU32::new(0),
-            writer: atomic::AtomicU32::new(0),
+            writers: atomic::AtomicU32::new(0),
             value: core::cell::UnsafeCell::new(value),
         }
     }
@@ -505,11 +560,11 @@ impl<T> RwLock<T> {
         let mut backoff = Backoff::new();
         loop {
             self.readers.fetch_add(1, SeqCst);
-            if self.writer.load(SeqCst) == 0 {
+            if self.writers.load(SeqCst) & WANTED == 0 {
                 return ReadGuard { lock: self };
             }
             self.readers.fetch_sub(1, SeqCst);
-            while self.writer.load(SeqCst) != 0 {
+            while self.writers.load(SeqCst) & WANTED != 0 {
                 backoff.snooze();
             }
         }
@@ -517,14 +572,29 @@ impl<T> RwLock<T> {
 
     /// Does a writer wait? Who holds it shared for long lets go of it then.
     pub fn is_wanted(&self) -> bool {
-        self.writer.load(atomic::Ordering::Relaxed) != 0
+        self.writers.load(atomic::Ordering::Relaxed) & WANTED != 0
     }
 
-    /// Returns when nobody has it exclusively who had it before. Nobody waits for the caller meanwhile, or after.
+    /// Returns when who has it exclusively, or waits for that, has let go of it. Nobody waits for the caller meanwhile, or after.
     pub fn wait_for_writer(&self) {
-        let mut backoff = Backoff::new();
-        while self.writer.load(atomic::Ordering::SeqCst) != 0 && !crate::flaw::makes(Flaw::CaughtUpAtOnce) {
-            backoff.snooze();
+        use atomic::Ordering::SeqCst;
+        let writer = self.writers.load(SeqCst);
+        if writer & WANTED == 0 || crate::flaw::makes(Flaw::CaughtUpAtOnce) {
+            return;
+        }
+        let mut spins = SPINS;
+        loop {
+            let now = self.writers.load(SeqCst);
+            if now / ONE != writer / ONE {
+                return;
+            }
+            if spins > 0 {
+                spins -= 1;
+                core::hint::spin_loop();
+            } else if self.writers.compare_exchange(now, now | AWAITED, SeqCst, SeqCst).is_ok() {
+                // Whoever was to wake it may have been killed.
+                sleep(&self.writers, now | AWAITED, LOOK_NS);
+            }
         }
     }
 
@@ -532,14 +602,20 @@ impl<T> RwLock<T> {
     #[cfg(any(test, feature = "simulated"))]
     pub fn is_held(&self, exclusively: bool) -> bool {
         use atomic::Ordering::SeqCst;
-        self.writer.load(SeqCst) > 0 || !exclusively && self.readers.load(SeqCst) > 0
+        self.writers.load(SeqCst) & WANTED != 0 || !exclusively && self.readers.load(SeqCst) > 0
     }
 
     /// Exclusive access; waits for the readers inside.
     pub fn write(&self) -> WriteGuard<'_, T> {
         use atomic::Ordering::SeqCst;
         let mut backoff = Backoff::new();
-        while self.writer.compare_exchange(0, 1, SeqCst, SeqCst).is_err() {
+        loop {
+            let before = self.writers.load(SeqCst);
+            let is_ours = before & WANTED == 0
+                && self.writers.compare_exchange(before, before | WANTED, SeqCst, SeqCst).is_ok();
+            if is_ours {
+                break;
+            }
             backoff.snooze();
         }
         while self.readers.load(SeqCst) != 0 {
@@ -590,7 +666,13 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 
 impl<T> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
-        self.lock.writer.store(0, atomic::Ordering::SeqCst);
+        use atomic::Ordering::{Relaxed, SeqCst};
+        let writers = &self.lock.writers;
+        // Others change nothing of the count meanwhile.
+        let out = (writers.load(Relaxed) & !(ONE - 1)).wrapping_add(ONE);
+        if writers.swap(out, SeqCst) & AWAITED != 0 {
+            wake(writers, ALL);
+        }
     }
 }
 

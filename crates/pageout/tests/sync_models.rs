@@ -10,7 +10,7 @@ use model_support::passes_and_would_notice;
 use pageout::flaw::Flaw;
 use pageout::sync::{Backoff, Baton, RwLock};
 
-/// One at a time has it, also who asks again.
+/// One at a time has it.
 #[test]
 fn baton() {
     passes_and_would_notice(Flaw::BatonUnsure, None, || {
@@ -20,15 +20,43 @@ fn baton() {
                 let shared = shared.clone();
                 thread::spawn(move || {
                     let (baton, inside) = &*shared;
-                    baton.have(me, || {
-                        inside.store(me, Relaxed);
-                        assert_eq!(inside.load(Relaxed), me);
-                    });
+                    baton.take(me);
+                    inside.store(me, Relaxed);
+                    assert_eq!(inside.load(Relaxed), me);
+                    baton.pass(me);
                 })
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        shared.0.have(3, || shared.0.have(3, || assert_eq!(shared.0.owner(), 3)));
+        assert_eq!(shared.0.owner(), 0);
+    });
+}
+
+/// Of two that find it abandoned one has it, and who comes back after all passes nothing that is not his.
+#[test]
+fn baton_abandoned() {
+    passes_and_would_notice(Flaw::BatonUnsure, Some(2), || {
+        let shared = Arc::new((Baton::new(), AtomicU32::new(0)));
+        shared.0.take(3);
+        let threads: Vec<_> = (1..=2)
+            .map(|me| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (baton, inside) = &*shared;
+                    while let Err(whose) = baton.take_within(me, 0) {
+                        // Who has it and is alive is waited for.
+                        if whose == 3 && baton.take_from(whose, me) {
+                            break;
+                        }
+                    }
+                    inside.store(me, Relaxed);
+                    assert_eq!(inside.load(Relaxed), me);
+                    baton.pass(me);
+                })
+            })
+            .collect();
+        shared.0.pass(3);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(shared.0.owner(), 0);
     });
 }

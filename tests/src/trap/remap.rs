@@ -3,6 +3,7 @@
 use super::load::{together, Ballast, Churn, Dice};
 use super::span::{decode, load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::{c_int, c_void};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
@@ -35,7 +36,17 @@ pub const TRAPS: &[Trap] = &[
         mremap_at_fork,
     )
     .may_log(),
-    Trap::new("mremap-pieces-read", "the same onto memory that another thread reads", mremap_pieces_read),
+    Trap::new(
+        "mremap-beside-fork",
+        "such memory is moved under a lock that handlers of fork take",
+        mremap_beside_fork,
+    )
+    .may_log(),
+    Trap::new(
+        "mremap-pieces-read",
+        "moves such memory onto memory that another thread reads",
+        mremap_pieces_read,
+    ),
     Trap::new(
         "mremap-sealed",
         "moves such memory over what is sealed in part: nothing is moved",
@@ -63,6 +74,18 @@ pub const TRAPS: &[Trap] = &[
         "threads grow objects by realloc, which moves them to where others were",
         realloc_race,
     ),
+    Trap::new(
+        "realloc-helped",
+        "an object grows that a SIGSEGV handler makes readable, with another thread's help that moves memory",
+        realloc_helped,
+    ),
+    Trap::new(
+        "mremap-parked",
+        "a signal stops a thread that moves memory until another has moved some",
+        mremap_parked,
+    ),
+    Trap::new("mremap-killed", "processes that share the memory are killed as they move some", mremap_killed)
+        .may_log(),
     Trap::new("map-fixed", "maps over evicted memory", map_fixed),
     Trap::new("map-file-over", "maps a file over evicted memory, then nothing, then zeros", map_file_over),
     Trap::new("munmap-parts", "unmaps parts of evicted memory and maps the holes again", munmap_parts),
@@ -379,16 +402,25 @@ fn mremap_pieces(ctx: &Ctx) -> Outcome {
 /// What handlers of fork move, and how that went.
 static AT_FORK: Mutex<Option<(Pieced, Outcome)>> = Mutex::new(None);
 
-fn mremap_at_fork(ctx: &Ctx) -> Outcome {
-    const PIECE: usize = 2 << 20;
-    const HERE: usize = 0x2c00_0000_0000;
-    const THERE: usize = 0x2d00_0000_0000;
-    extern "C" fn move_it() {
-        if let Ok(Some((pieced, outcome))) = AT_FORK.lock().as_deref_mut() {
-            let to = if pieced.span.start == HERE { THERE } else { HERE };
-            *outcome = pieced.remap(pieced.span.len, FIXED, to);
-        }
+/// Moves it to its other place.
+extern "C" fn move_it() {
+    if let Ok(Some((pieced, outcome))) = AT_FORK.lock().as_deref_mut() {
+        let to = if pieced.span.start == HERE { THERE } else { HERE };
+        *outcome = pieced.remap(pieced.span.len, FIXED, to);
     }
+}
+
+const HERE: usize = 0x2c00_0000_0000;
+const THERE: usize = 0x2d00_0000_0000;
+
+/// Has handlers of fork, and forks, whose children look at what was moved, as does the parent.
+fn at_forks(
+    ctx: &Ctx,
+    before: extern "C" fn(),
+    after: extern "C" fn(),
+    in_child: Option<unsafe extern "C" fn()>,
+) -> Outcome {
+    const PIECE: usize = 2 << 20;
     let check = || match AT_FORK.lock().as_deref_mut() {
         Ok(Some((pieced, outcome))) => std::mem::replace(outcome, Ok(())).and_then(|()| pieced.check()),
         _ => Ok(()),
@@ -406,7 +438,7 @@ fn mremap_at_fork(ctx: &Ctx) -> Outcome {
     ballast.walk()?;
     *AT_FORK.lock().map_err(|_| Stop::Wrong("a thread panicked".into()))? = Some((pieced, Ok(())));
     // SAFETY: the handlers are there as long as the program.
-    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(move_it), Some(move_it), None) })?;
+    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(before), Some(after), in_child) })?;
     for _ in 0..4 {
         let child = sys::fork(check)?;
         sys::wait_for(child, 0)?;
@@ -414,6 +446,40 @@ fn mremap_at_fork(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     Ok(())
+}
+
+fn mremap_at_fork(ctx: &Ctx) -> Outcome {
+    at_forks(ctx, move_it, move_it, None)
+}
+
+/// The lock of whoever moves it, which a fork takes.
+static MOVING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn begin_to_move() {
+    while MOVING.swap(true, Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn end_to_move() {
+    MOVING.store(false, Ordering::SeqCst);
+}
+
+fn mremap_beside_fork(ctx: &Ctx) -> Outcome {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                begin_to_move();
+                move_it();
+                end_to_move();
+                std::thread::yield_now();
+            }
+        });
+        let outcome = at_forks(ctx, begin_to_move, end_to_move, Some(end_to_move));
+        done.store(true, Ordering::SeqCst);
+        outcome
+    })
 }
 
 /// Whoever reads where memory is moved to finds what was there or what has come.
@@ -856,6 +922,185 @@ fn realloc_race(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     churn.end()
+}
+
+/// What [`help`] protects, and how far the help is: asked for so often, given so often.
+static HELPED: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+
+extern "C" fn help(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    let [start, len, asked, given] = HELPED.each_ref();
+    let (start, len) = (start.load(Ordering::SeqCst), len.load(Ordering::SeqCst));
+    // SAFETY: the kernel passes a whole structure.
+    let at = unsafe { (*info).si_addr() } as usize;
+    if at.wrapping_sub(start) >= len {
+        // SAFETY: the fault happens again and ends the program.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    }
+    let which = asked.fetch_add(1, Ordering::SeqCst);
+    while given.load(Ordering::SeqCst) <= which {
+        std::hint::spin_loop();
+    }
+    let _ = sys::protect(Span::new(start, len), sys::RW);
+}
+
+fn realloc_helped(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 256 * PAGE;
+    let [start, len, asked, given] = HELPED.each_ref();
+    let churn = Churn::start(ctx.half())?;
+    sys::handle(libc::SIGSEGV, 0, help)?;
+    let done = AtomicBool::new(false);
+    together(2, |index| {
+        if index == 0 {
+            let mut mine = sys::map(16 * PAGE)?;
+            mine.fill(1);
+            let origin = mine.start;
+            // Where nobody else is given addresses.
+            let places = Span::new(0x2800_0000_0000, 2 * mine.len).halves();
+            while !done.load(Ordering::SeqCst) {
+                if given.load(Ordering::SeqCst) < asked.load(Ordering::SeqCst) {
+                    let place = if mine.start == places.0.start { places.1 } else { places.0 };
+                    mine = sys::remap(mine, mine.len, FIXED, place.start)?;
+                    given.fetch_add(1, Ordering::SeqCst);
+                }
+                std::thread::yield_now();
+            }
+            return mine.check_as(origin, 1);
+        }
+        let each = |round: usize| {
+            // SAFETY: what malloc gives, which begins with a part of a page.
+            let at = unsafe { libc::malloc(LEN) } as usize;
+            ensure!(at != 0, "malloc failed");
+            let field = Span::new(at.next_multiple_of(PAGE), LEN - PAGE);
+            field.fill(1);
+            let some = field.part((1 + round) * PAGE, 8 * PAGE);
+            start.store(some.start, Ordering::SeqCst);
+            len.store(some.len, Ordering::SeqCst);
+            sys::protect(some, libc::PROT_NONE)?;
+            // SAFETY: what malloc gave.
+            let new = unsafe { libc::realloc(at as *mut c_void, 2 * LEN) } as usize;
+            ensure!(new != 0, "realloc failed");
+            Span::new(new + (field.start - at), field.len).check_as(field.start, 1)?;
+            // SAFETY: what realloc gave.
+            unsafe { libc::free(new as *mut c_void) };
+            Ok(())
+        };
+        let outcome = (0..20).try_for_each(each);
+        done.store(true, Ordering::SeqCst);
+        outcome
+    })?;
+    churn.end()
+}
+
+/// Moves that are done, and how many a thread that is stopped waits for.
+static MOVED: AtomicUsize = AtomicUsize::new(0);
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn park(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
+    let seen = MOVED.load(Ordering::SeqCst);
+    STOPPED.fetch_add(1, Ordering::SeqCst);
+    while MOVED.load(Ordering::SeqCst) == seen {
+        std::hint::spin_loop();
+    }
+}
+
+fn mremap_parked(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    let churn = Churn::start(ctx.half())?;
+    sys::handle(libc::SIGUSR1, libc::SA_RESTART, park)?;
+    // Of each thread two places, where nobody else is given addresses.
+    let places = |index: usize| Span::new(0x2800_0000_0000 + index * (1 << 30), 2 * LEN).halves();
+    let move_once = |mine: Span, index: usize| {
+        let (one, other) = places(index);
+        sys::remap(mine, LEN, FIXED, if mine.start == one.start { other.start } else { one.start })
+    };
+    let begin = |index: usize| {
+        let mine = sys::map_at(places(index).0.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        mine.fill(1);
+        Ok::<_, Stop>(mine)
+    };
+    let mover = AtomicUsize::new(0);
+    let done = AtomicBool::new(false);
+    together(2, |index| {
+        let mut mine = begin(index)?;
+        let origin = mine.start;
+        if index == 0 {
+            // SAFETY: no conditions.
+            mover.store(unsafe { libc::pthread_self() } as usize, Ordering::SeqCst);
+            while !done.load(Ordering::SeqCst) {
+                mine = move_once(mine, index)?;
+                mine.check_as(origin, 1)?;
+            }
+            return Ok(());
+        }
+        while mover.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let outcome = (0..5).try_for_each(|round| {
+            std::thread::sleep(Duration::from_micros(1000 + 337 * round));
+            // SAFETY: the thread ends when it is told.
+            unsafe { libc::pthread_kill(mover.load(Ordering::SeqCst) as libc::pthread_t, libc::SIGUSR1) };
+            while STOPPED.load(Ordering::SeqCst) == round as usize {
+                std::thread::yield_now();
+            }
+            mine = move_once(mine, index)?;
+            MOVED.fetch_add(1, Ordering::SeqCst);
+            mine.check_as(origin, 1)
+        });
+        done.store(true, Ordering::SeqCst);
+        MOVED.fetch_add(1, Ordering::SeqCst);
+        outcome
+    })?;
+    churn.end()
+}
+
+/// Moves its memory to and fro until it is killed. Calls nothing that keeps state.
+extern "C" fn move_endlessly(field: *mut c_void) -> c_int {
+    // SAFETY: two fields and their places, which `mremap_killed` made and keeps.
+    let mut mine = unsafe { *field.cast::<Span>() };
+    let (one, other) = (mine.start, mine.start + (1 << 30));
+    loop {
+        let to = if mine.start == one { other } else { one };
+        match sys::remap(mine, mine.len, FIXED, to) {
+            Ok(moved) => mine = moved,
+            Err(_) => return 1,
+        }
+    }
+}
+
+fn mremap_killed(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    let stack = sys::map(256 << 10)?;
+    let place = |which: usize| Span::new(0x2800_0000_0000 + which * (1 << 30), LEN);
+    let mut mine = sys::map_at(place(9).start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    mine.fill(1);
+    let origin = mine.start;
+    for round in 0..4 {
+        let its = place(0);
+        sys::map_at(its.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED)?.fill(1);
+        // SAFETY: the stack is the child's alone; what it reads outlives it.
+        let child = unsafe {
+            let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+            libc::clone(move_endlessly, top, flags, (&raw const its) as *mut c_void)
+        };
+        sys::ret("clone", child)?;
+        for _ in 0..10 {
+            let to = place(if mine.start == place(9).start { 8 } else { 9 });
+            mine = sys::remap(mine, LEN, FIXED, to.start)?;
+            mine.check_as(origin, 1)?;
+        }
+        std::thread::sleep(Duration::from_micros(1000 + 137 * round));
+        // SAFETY: our child, which was not waited for.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        let status = sys::wait_status(child)?;
+        ensure!(status == libc::SIGKILL, "the other process ended with wait status {status:#x}");
+        let to = place(if mine.start == place(9).start { 8 } else { 9 });
+        mine = sys::remap(mine, LEN, FIXED, to.start)?;
+        mine.check_as(origin, 1)?;
+        ballast.walk()?;
+    }
+    field.check(1)
 }
 
 fn map_fixed(ctx: &Ctx) -> Outcome {

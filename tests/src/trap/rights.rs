@@ -2,7 +2,7 @@
 
 use super::load::together;
 use super::procs::go_on;
-use super::span::{Span, BLOCK};
+use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -14,6 +14,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("seccomp-early", "forbids most calls before it needs memory", seccomp_early).may_refuse(),
     Trap::new("seccomp-late", "forbids most calls to all threads when memory is out", seccomp_late),
     Trap::new("seccomp-kill", "the same; a forbidden call kills", seccomp_kill),
+    Trap::new("seccomp-moves", "moves memory where a filter allows hardly more", seccomp_moves),
     Trap::new("chroot-early", "goes into an empty directory before it needs memory", chroot_early)
         .may_refuse(),
     Trap::new("chroot-late", "goes into an empty directory when memory is out", chroot_late),
@@ -160,6 +161,47 @@ fn seccomp_late(ctx: &Ctx) -> Outcome {
 
 fn seccomp_kill(ctx: &Ctx) -> Outcome {
     late(ctx, || forbid(libc::SECCOMP_RET_KILL_PROCESS))
+}
+
+/// What a lone thread needs that only moves what it has, and ends.
+const HARDLY: &[libc::c_long] = &[
+    libc::SYS_write,
+    libc::SYS_exit_group,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_brk,
+    libc::SYS_sigaltstack,
+];
+
+fn seccomp_moves(ctx: &Ctx) -> Outcome {
+    const ORIGIN: usize = 0x1000_0000;
+    const STEP: usize = 64 * PAGE;
+    let (field, mut ballast) = ctx.evicted()?;
+    // Where nobody else is given addresses.
+    let places = Span::new(0x2800_0000_0000, 2 * STEP).halves();
+    let origin = field.start;
+    let mut object = Span::new(0, 0);
+    put_filter(HARDLY, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS)?;
+    let (mut part, rest) = (field.part(0, STEP), field.part(STEP, field.len - STEP));
+    for round in 0..400 {
+        let place = if round % 2 == 0 { places.0.start } else { places.1.start };
+        part = sys::remap(part, part.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)?;
+        part.check_as(origin, 1)?;
+        // SAFETY: null, or what the last round got.
+        let at = unsafe { libc::realloc(object.as_ptr(), object.len + PAGE) } as usize;
+        ensure!(at != 0, "realloc failed");
+        object = Span::new(at, object.len + PAGE);
+        object.part(object.len - PAGE, PAGE).fill_as(ORIGIN + object.len, 1);
+        if round % 100 == 0 {
+            ballast.walk()?;
+        }
+    }
+    rest.check(1)?;
+    object
+        .pieces(PAGE)
+        .enumerate()
+        .try_for_each(|(page, piece)| piece.check_as(ORIGIN + (page + 1) * PAGE, 1))
 }
 
 fn into_empty_directory() -> Outcome {
