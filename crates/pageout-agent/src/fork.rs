@@ -15,7 +15,7 @@ use crate::{dispatch, exit, heir, memory, program, remap, sys, twin};
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
-use pageout::sync::Baton;
+use pageout::sync::{Baton, Wait};
 use rustix::fs::stat;
 use rustix::process::{geteuid, getuid};
 use rustix::thread::{futex, nanosleep, Timespec};
@@ -280,7 +280,7 @@ pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
     sys::quietly(|| {
         let me = own_number();
         // The thread that forks does it itself, in a handler of fork.
-        let takes_turn = TURN.owner() != me && TURN.take_within(me, LONG).is_ok();
+        let takes_turn = TURN.owner() != me && TURN.take_within(me, LONG, Wait::Asleep).is_ok();
         let done = work();
         if takes_turn {
             TURN.pass(me);

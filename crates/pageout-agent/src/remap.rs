@@ -17,14 +17,14 @@
 //! refused here, as it was by the kernel before Linux 6.17.
 
 use crate::maps::Maps;
-use crate::{exit, fork, keeper, memory, sys};
+use crate::{exit, fork, keeper, memory, sys, wrap};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
-use pageout::sync::Baton;
+use pageout::sync::{Baton, Wait};
 use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, mprotect, munmap, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{nanosleep, Timespec};
@@ -42,26 +42,34 @@ const PATIENCE: u32 = 100;
 /// Whose turn it is to move memory: each has a number of its own.
 pub static MOVES: Baton = Baton::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Who has it for so many looks, a second, does not come back: killed as a process of its own, or gone by a handler's jump.
+/// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
 const ABANDONED: u32 = 100;
 
-/// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied.
+/// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied. No handler of a signal
+/// runs meanwhile: it might wait for another thread's move, or not come back.
 ///
-/// A filter may allow few system calls: none is made but to wait, and a lone thread never waits. So signals are not blocked: a
-/// handler that waits for another thread's move waits until that takes the turn over.
+/// Where the program has put up a filter no system call is made, nor does a lone thread make one: there may be few that are
+/// allowed. Then a handler that waits for another's move waits until that takes the turn over.
 pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
     // The child of a fork past us has of a turn only that another thread had it.
     if exit::is_alone() || !memory::is_home() {
         return work();
     }
-    let me = NUMBER.fetch_add(1, Ordering::Relaxed) % Baton::MOST + 1;
-    MOVES.take_over(me, ABANDONED);
-    let done = work();
-    if let Some(keeper) = keeper::active() {
-        keeper.engine.catch_up();
+    let wait = if wrap::is_filtered() { Wait::Awake } else { Wait::Asleep };
+    let in_turn = || {
+        let me = NUMBER.fetch_add(1, Ordering::Relaxed) % Baton::MOST + 1;
+        MOVES.take_over(me, ABANDONED, wait);
+        let done = work();
+        if let Some(keeper) = keeper::active() {
+            keeper.engine.catch_up(wait);
+        }
+        MOVES.pass(me);
+        done
+    };
+    match wait {
+        Wait::Awake => in_turn(),
+        Wait::Asleep => sys::quietly(in_turn),
     }
-    MOVES.pass(me);
-    done
 }
 
 /// As the system call, for what would be one mapping.

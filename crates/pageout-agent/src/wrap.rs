@@ -9,6 +9,7 @@
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
 //! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
 //! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
+//! | prctl | from a filter on nothing is called for a move that the filter may not allow |
 //! | mlockall | the engine's memory would be locked as well, populated, and counted |
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
@@ -309,6 +310,28 @@ pub unsafe extern "C" fn mremap(
         as *mut c_void
 }
 
+/// Did the program put up a filter of system calls? Said for good.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// See [`FILTERED`].
+pub fn is_filtered() -> bool {
+    FILTERED.load(Ordering::Relaxed)
+}
+
+/// See the table of this module. Takes what libc's takes in `...`, there or not.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prctl(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    const SET_SECCOMP: c_int = 22;
+    if what == SET_SECCOMP {
+        FILTERED.store(true, Ordering::SeqCst);
+    }
+    // SAFETY: as the caller promises.
+    answer(unsafe { sys::call6(raw::__NR_prctl, [what as usize, a, b, c, d, 0]) }) as c_int
+}
+
 /// See the table of this module.
 ///
 /// # Safety
@@ -356,7 +379,8 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
     let usable = (size & !FLAGS).wrapping_sub(size_of::<Header>());
     // SAFETY: as the caller promises.
     let direct = || unsafe { bare_realloc(object, len) };
-    if len <= usable {
+    // With as much as its size takes, which another object of its size would not need.
+    if len.saturating_add(size_of::<usize>()) <= usable {
         return direct();
     }
     if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
@@ -999,6 +1023,8 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
+            | raw::__NR_prctl
+            | raw::__NR_seccomp
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
             raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
             // Null asks whether there is such a call.
@@ -1072,6 +1098,11 @@ unsafe extern "C" fn by_number(
             }
             raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
+            raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
+            raw::__NR_seccomp => {
+                FILTERED.store(true, Ordering::SeqCst);
+                return answer(sys::call(number as u32, a, b, c, 0));
+            }
             raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
             raw::__NR_setsockopt => {
                 return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()

@@ -15,7 +15,7 @@ use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES,
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use crate::sync::{Bell, Lock, LockClass, RwLock};
+use crate::sync::{Bell, Lock, LockClass, RwLock, Wait};
 use core::ops::Range;
 use rustix::io::Errno;
 
@@ -463,8 +463,8 @@ impl<K: Kernel> Engine<K> {
 
     /// Returns when the events that were read before the call are applied. Takes no lock; any thread, with any lock but that
     /// of the events.
-    pub fn catch_up(&self) {
-        self.events.wait_for_writer();
+    pub fn catch_up(&self, wait: Wait) {
+        self.events.wait_for_writer(wait);
     }
 
     /// Does a server hold the leadership? For tests.

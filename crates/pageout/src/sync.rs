@@ -111,6 +111,28 @@ fn sleep(word: &atomic::AtomicU32, was: u32, timeout_ns: u64) -> bool {
     }
 }
 
+/// How a thread waits that runs in the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Asleep, which takes system calls.
+    Asleep,
+    /// Without any, and the processor, where a filter may not allow them.
+    Awake,
+}
+
+/// Who waits for another looks again after so long, ns: who was woken, or was to wake it, may have been killed.
+const LOOK_NS: u64 = 10_000_000;
+/// The same awake: some milliseconds.
+const LOOK_SPINS: u32 = 1 << 16;
+
+/// Spins while a word is what it was, so often at most: is it?
+fn spin(word: &atomic::AtomicU32, was: u32, spins: u32) -> bool {
+    !(0..spins).any(|_| {
+        core::hint::spin_loop();
+        word.load(atomic::Ordering::Relaxed) != was
+    })
+}
+
 /// Wakes at most so many who sleep on a word.
 fn wake(word: &atomic::AtomicU32, most: u32) {
     #[cfg(not(any(loom, shuttle)))]
@@ -410,8 +432,6 @@ pub struct Baton(atomic::AtomicU32);
 
 /// Besides the number of who has it: somebody sleeps until it is passed.
 const SOUGHT: u32 = 1 << 31;
-/// Who sleeps for it looks again after so long, ns: who was woken may have been killed.
-const LOOK_NS: u64 = 10_000_000;
 
 impl Baton {
     /// Numbers are from 1 to this.
@@ -436,33 +456,34 @@ impl Baton {
 
     /// Waits until nobody has it, and takes it.
     pub fn take(&self, me: u32) {
-        while self.take_within(me, u32::MAX).is_err() {}
+        while self.take_within(me, u32::MAX, Wait::Asleep).is_err() {}
     }
 
     /// As [`Baton::take`], but from who has had it for so many looks: he is dead, or does not come back.
-    pub fn take_over(&self, me: u32, looks: u32) {
-        while let Err(whose) = self.take_within(me, looks) {
+    pub fn take_over(&self, me: u32, looks: u32, wait: Wait) {
+        while let Err(whose) = self.take_within(me, looks, wait) {
             if self.take_from(whose, me) {
                 return;
             }
         }
     }
 
-    /// Takes it from who has it and is waited for.
+    /// Takes it from who has it.
     pub fn take_from(&self, whose: u32, me: u32) -> bool {
-        self.replace(whose | SOUGHT, me | SOUGHT)
+        self.replace(whose | SOUGHT, me | SOUGHT) || self.replace(whose, me)
     }
 
-    /// As [`Baton::take`], for so many looks, 10 ms each, at one who has it: who that is. Looks, not time: all may have been
-    /// stopped for long.
-    pub fn take_within(&self, me: u32, looks: u32) -> Result<(), u32> {
+    /// As [`Baton::take`], for so many looks at one who has it, 10 ms each, or some if awake: who that is. Looks, not time: all
+    /// may have been stopped for long.
+    pub fn take_within(&self, me: u32, looks: u32, wait: Wait) -> Result<(), u32> {
         if self.try_take(me) {
             return Ok(());
         }
+        // Others may sleep until it is passed, too.
+        let mine = if wait == Wait::Asleep { me | SOUGHT } else { me };
         let (mut whose, mut left) = (0, looks);
-        // Others may wait, too.
-        while !self.replace(0, me | SOUGHT) {
-            let Some(now) = self.wait(LOOK_NS) else { continue };
+        while !self.replace(0, mine) {
+            let Some(now) = self.stays(wait, LOOK_NS) else { continue };
             if now != whose {
                 (whose, left) = (now, looks);
             }
@@ -474,14 +495,23 @@ impl Baton {
         Ok(())
     }
 
-    /// Waits until it is passed, or so many nanoseconds: who had it all that time.
-    pub fn wait(&self, timeout_ns: u64) -> Option<u32> {
+    /// Waits until it is passed, or so many nanoseconds.
+    pub fn wait(&self, timeout_ns: u64) {
+        self.stays(Wait::Asleep, timeout_ns);
+    }
+
+    /// Waits so long, if asleep, else until the next look is due: who had it all the time.
+    fn stays(&self, wait: Wait, timeout_ns: u64) -> Option<u32> {
         let now = self.0.load(atomic::Ordering::Relaxed);
-        let sought = now | SOUGHT;
-        if now == 0 || now != sought && !self.replace(now, sought) {
-            return None;
-        }
-        sleep(&self.0, sought, timeout_ns).then_some(now & !SOUGHT)
+        let is_over = match wait {
+            _ if now == 0 => false,
+            Wait::Awake => spin(&self.0, now, LOOK_SPINS),
+            Wait::Asleep => {
+                let sought = now | SOUGHT;
+                (now == sought || self.replace(now, sought)) && sleep(&self.0, sought, timeout_ns)
+            }
+        };
+        is_over.then_some(now & !SOUGHT)
     }
 
     /// Gives it back, if it is still the caller's.
@@ -576,7 +606,7 @@ impl<T> RwLock<T> {
     }
 
     /// Returns when who has it exclusively, or waits for that, has let go of it. Nobody waits for the caller meanwhile, or after.
-    pub fn wait_for_writer(&self) {
+    pub fn wait_for_writer(&self, wait: Wait) {
         use atomic::Ordering::SeqCst;
         let writer = self.writers.load(SeqCst);
         if writer & WANTED == 0 || crate::flaw::makes(Flaw::CaughtUpAtOnce) {
@@ -588,11 +618,10 @@ impl<T> RwLock<T> {
             if now / ONE != writer / ONE {
                 return;
             }
-            if spins > 0 {
-                spins -= 1;
+            if wait == Wait::Awake || spins > 0 {
+                spins = spins.saturating_sub(1);
                 core::hint::spin_loop();
             } else if self.writers.compare_exchange(now, now | AWAITED, SeqCst, SeqCst).is_ok() {
-                // Whoever was to wake it may have been killed.
                 sleep(&self.writers, now | AWAITED, LOOK_NS);
             }
         }

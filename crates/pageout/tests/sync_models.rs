@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::thread;
 use model_support::passes_and_would_notice;
 use pageout::flaw::Flaw;
-use pageout::sync::{Backoff, Baton, RwLock};
+use pageout::sync::{Backoff, Baton, RwLock, Wait};
 
 /// One at a time has it.
 #[test]
@@ -43,7 +43,7 @@ fn baton_abandoned() {
                 let shared = shared.clone();
                 thread::spawn(move || {
                     let (baton, inside) = &*shared;
-                    while let Err(whose) = baton.take_within(me, 0) {
+                    while let Err(whose) = baton.take_within(me, 0, Wait::Asleep) {
                         // Who has it and is alive is waited for.
                         if whose == 3 && baton.take_from(whose, me) {
                             break;
@@ -80,7 +80,7 @@ fn catch_up() {
         while read.load(loom::sync::atomic::Ordering::Acquire) == 0 {
             backoff.snooze();
         }
-        events.wait_for_writer();
+        events.wait_for_writer(Wait::Asleep);
         assert_eq!(applied.load(Relaxed), 1);
         reader.join().unwrap();
     });

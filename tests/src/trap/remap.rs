@@ -84,6 +84,11 @@ pub const TRAPS: &[Trap] = &[
         "a signal stops a thread that moves memory until another has moved some",
         mremap_parked,
     ),
+    Trap::new(
+        "mremap-signals",
+        "a handler moves memory, a thousand times a second, as its thread does",
+        mremap_signals,
+    ),
     Trap::new("mremap-killed", "processes that share the memory are killed as they move some", mremap_killed)
         .may_log(),
     Trap::new("map-fixed", "maps over evicted memory", map_fixed),
@@ -891,7 +896,8 @@ fn realloc_race(ctx: &Ctx) -> Outcome {
             let (object, filled) = &mut objects[which];
             // Large enough to be mappings of their own, in which the first page begins late.
             for _ in 0..1 + dice.roll(3) {
-                let len = object.len.max(SOME) + (1 + dice.roll(8)) * PAGE;
+                // To the last byte that there is, too, with which libc's is a page longer.
+                let len = object.len.max(SOME) + (1 + dice.roll(8)) * PAGE - dice.roll(3) * 16;
                 // SAFETY: null, or what the last round got.
                 let at = unsafe { libc::realloc(object.as_ptr(), len) } as usize;
                 ensure!(at != 0, "realloc failed");
@@ -1036,8 +1042,8 @@ fn mremap_parked(ctx: &Ctx) -> Outcome {
         while mover.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        let outcome = (0..5).try_for_each(|round| {
-            std::thread::sleep(Duration::from_micros(1000 + 337 * round));
+        let outcome = (0..50).try_for_each(|round| {
+            std::thread::sleep(Duration::from_micros(100 + 37 * round));
             // SAFETY: the thread ends when it is told.
             unsafe { libc::pthread_kill(mover.load(Ordering::SeqCst) as libc::pthread_t, libc::SIGUSR1) };
             while STOPPED.load(Ordering::SeqCst) == round as usize {
@@ -1051,6 +1057,57 @@ fn mremap_parked(ctx: &Ctx) -> Outcome {
         MOVED.fetch_add(1, Ordering::SeqCst);
         outcome
     })?;
+    churn.end()
+}
+
+/// What a handler moves, and how often it has.
+static ITS_OWN: AtomicUsize = AtomicUsize::new(0);
+const ITS_PLACES: [usize; 2] = [0x2e00_0000_0000, 0x2f00_0000_0000];
+
+extern "C" fn move_its_own(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: libc's own of this thread.
+    let errno = unsafe { *libc::__errno_location() };
+    let done = ITS_OWN.load(Ordering::SeqCst);
+    let mine = Span::new(ITS_PLACES[done % 2], 16 * PAGE);
+    if sys::remap(mine, mine.len, FIXED, ITS_PLACES[1 - done % 2]).is_ok() {
+        ITS_OWN.store(done + 1, Ordering::SeqCst);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn mremap_signals(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    let churn = Churn::start(ctx.half())?;
+    let its = sys::map_at(ITS_PLACES[0], LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    its.fill(1);
+    sys::handle(libc::SIGUSR1, libc::SA_RESTART, move_its_own)?;
+    let places = Span::new(0x2800_0000_0000, 2 * LEN).halves();
+    let mut mine = sys::map_at(places.0.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    mine.fill(1);
+    // SAFETY: no conditions.
+    let me = unsafe { libc::pthread_self() };
+    let done = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+                // SAFETY: the thread waits for this one.
+                unsafe { libc::pthread_kill(me, libc::SIGUSR1) };
+            }
+        });
+        let outcome = (1..=10_000).try_for_each(|round| {
+            mine =
+                sys::remap(mine, LEN, FIXED, if round % 2 == 0 { places.0.start } else { places.1.start })?;
+            mine.page(round % 16).check_as(places.0.page(round % 16).start, 1)
+        });
+        done.store(true, Ordering::SeqCst);
+        outcome
+    });
+    outcome?;
+    let moves = ITS_OWN.load(Ordering::SeqCst);
+    ensure!(moves > 0, "the handler has moved nothing");
+    Span::new(ITS_PLACES[moves % 2], LEN).check_as(ITS_PLACES[0], 1)?;
     churn.end()
 }
 

@@ -6,7 +6,7 @@ use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("drop-early", "becomes an ordinary user before it needs memory", drop_early).may_refuse(),
@@ -15,6 +15,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("seccomp-late", "forbids most calls to all threads when memory is out", seccomp_late),
     Trap::new("seccomp-kill", "the same; a forbidden call kills", seccomp_kill),
     Trap::new("seccomp-moves", "moves memory where a filter allows hardly more", seccomp_moves),
+    Trap::new(
+        "seccomp-moves-threads",
+        "the same with threads, which may not even wait for each other",
+        seccomp_moves_threads,
+    )
+    .may_log(),
     Trap::new("chroot-early", "goes into an empty directory before it needs memory", chroot_early)
         .may_refuse(),
     Trap::new("chroot-late", "goes into an empty directory when memory is out", chroot_late),
@@ -202,6 +208,57 @@ fn seccomp_moves(ctx: &Ctx) -> Outcome {
         .pieces(PAGE)
         .enumerate()
         .try_for_each(|(page, piece)| piece.check_as(ORIGIN + (page + 1) * PAGE, 1))
+}
+
+fn seccomp_moves_threads(ctx: &Ctx) -> Outcome {
+    const LEN: usize = 16 * PAGE;
+    const COUNT: usize = 3;
+    let (field, _ballast) = ctx.evicted()?;
+    let child = sys::fork(|| {
+        let (begun, filtered, ended) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
+        let moves = |index: usize| {
+            let places = Span::new(0x2800_0000_0000 + index * (1 << 30), 2 * LEN).halves();
+            let mut mine = field.part(index * LEN, LEN);
+            let origin = mine.start;
+            begun.fetch_add(1, Ordering::SeqCst);
+            while !filtered.load(Ordering::SeqCst) {
+                std::hint::spin_loop();
+            }
+            for round in 0..2000 {
+                let place = if round % 2 == 0 { places.0.start } else { places.1.start };
+                mine = sys::remap(mine, LEN, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)?;
+                mine.page(round % 16).check_as(origin + round % 16 * PAGE, 1)?;
+            }
+            mine.check_as(origin, 1)
+        };
+        // Nothing of the threads is called that a filter may kill: who is done waits for the end.
+        std::thread::scope(|scope| {
+            for index in 1..COUNT {
+                let (moves, ended) = (&moves, &ended);
+                scope.spawn(move || {
+                    if let Err(stop) = moves(index) {
+                        sys::leave(Err(stop));
+                    }
+                    ended.fetch_add(1, Ordering::SeqCst);
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            while begun.load(Ordering::SeqCst) < COUNT - 1 {
+                std::hint::spin_loop();
+            }
+            let filter = put_filter(HARDLY, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
+            filtered.store(true, Ordering::SeqCst);
+            let outcome = filter.and_then(|()| moves(0));
+            while outcome.is_ok() && ended.load(Ordering::SeqCst) < COUNT - 1 {
+                std::hint::spin_loop();
+            }
+            sys::leave(outcome)
+        })
+    })?;
+    sys::wait_for(child, 0)?;
+    field.check(1)
 }
 
 fn into_empty_directory() -> Outcome {
