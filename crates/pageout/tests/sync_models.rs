@@ -35,7 +35,7 @@ fn baton() {
 /// Of two that find it abandoned one has it, and who comes back after all passes nothing that is not his.
 #[test]
 fn baton_abandoned() {
-    passes_and_would_notice(Flaw::BatonUnsure, Some(2), || {
+    passes_and_would_notice(Flaw::BatonUnsure, Some(3), || {
         let shared = Arc::new((Baton::new(), AtomicU32::new(0)));
         shared.0.take(3);
         let threads: Vec<_> = (1..=2)
