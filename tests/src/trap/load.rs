@@ -33,6 +33,52 @@ impl Ballast {
     }
 }
 
+/// Memory of generation 1 that is moved to and fro between two places.
+#[derive(Clone, Copy)]
+pub struct Mover {
+    span: Span,
+    origin: usize,
+    places: (Span, Span),
+}
+
+impl Mover {
+    /// Where nobody else is given addresses: so many others, each with room for two places.
+    pub fn place(which: usize) -> usize {
+        0x2800_0000_0000 + which * (1 << 30)
+    }
+
+    /// Takes what is filled already; its places begin at `at`.
+    pub fn new(span: Span, at: usize) -> Self {
+        Mover { span, origin: span.start, places: Span::new(at, 2 * span.len).halves() }
+    }
+
+    /// Maps `len` bytes at the first of its places, and fills them.
+    pub fn map(at: usize, len: usize) -> Result<Self, Stop> {
+        let span = sys::map_at(at, len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        span.fill(1);
+        Ok(Mover::new(span, at))
+    }
+
+    /// Moves it to its other place. Calls nothing that keeps state.
+    pub fn go(&mut self) -> Outcome {
+        let (one, other) = self.places;
+        let to = if self.span.start == one.start { other } else { one };
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        self.span = sys::remap(self.span, self.span.len, flags, to.start)?;
+        Ok(())
+    }
+
+    /// Is all of it there?
+    pub fn check(&self) -> Outcome {
+        self.span.check_as(self.origin, 1)
+    }
+
+    /// Is this page of it?
+    pub fn check_page(&self, page: usize) -> Outcome {
+        self.span.page(page).check_as(self.origin + page * PAGE, 1)
+    }
+}
+
 /// A thread that walks its ballast until it is told to end.
 pub struct Churn {
     stop: Arc<AtomicBool>,

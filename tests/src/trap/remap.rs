@@ -1,6 +1,6 @@
 //! Memory whose mappings move, vanish, come back or change their protection while pages are out.
 
-use super::load::{together, Ballast, Churn, Dice};
+use super::load::{together, Ballast, Churn, Dice, Mover};
 use super::span::{decode, load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
@@ -958,20 +958,15 @@ fn realloc_helped(ctx: &Ctx) -> Outcome {
     let done = AtomicBool::new(false);
     together(2, |index| {
         if index == 0 {
-            let mut mine = sys::map(16 * PAGE)?;
-            mine.fill(1);
-            let origin = mine.start;
-            // Where nobody else is given addresses.
-            let places = Span::new(0x2800_0000_0000, 2 * mine.len).halves();
+            let mut mine = Mover::map(Mover::place(0), 16 * PAGE)?;
             while !done.load(Ordering::SeqCst) {
                 if given.load(Ordering::SeqCst) < asked.load(Ordering::SeqCst) {
-                    let place = if mine.start == places.0.start { places.1 } else { places.0 };
-                    mine = sys::remap(mine, mine.len, FIXED, place.start)?;
+                    mine.go()?;
                     given.fetch_add(1, Ordering::SeqCst);
                 }
                 std::thread::yield_now();
             }
-            return mine.check_as(origin, 1);
+            return mine.check();
         }
         let each = |round: usize| {
             // SAFETY: what malloc gives, which begins with a part of a page.
@@ -998,7 +993,7 @@ fn realloc_helped(ctx: &Ctx) -> Outcome {
     churn.end()
 }
 
-/// Moves that are done, and how many a thread that is stopped waits for.
+/// Moves that are done, for which a thread that is stopped waits, and how often it was.
 static MOVED: AtomicUsize = AtomicUsize::new(0);
 static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
@@ -1014,28 +1009,16 @@ fn mremap_parked(ctx: &Ctx) -> Outcome {
     const LEN: usize = 16 * PAGE;
     let churn = Churn::start(ctx.half())?;
     sys::handle(libc::SIGUSR1, libc::SA_RESTART, park)?;
-    // Of each thread two places, where nobody else is given addresses.
-    let places = |index: usize| Span::new(0x2800_0000_0000 + index * (1 << 30), 2 * LEN).halves();
-    let move_once = |mine: Span, index: usize| {
-        let (one, other) = places(index);
-        sys::remap(mine, LEN, FIXED, if mine.start == one.start { other.start } else { one.start })
-    };
-    let begin = |index: usize| {
-        let mine = sys::map_at(places(index).0.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
-        mine.fill(1);
-        Ok::<_, Stop>(mine)
-    };
     let mover = AtomicUsize::new(0);
     let done = AtomicBool::new(false);
     together(2, |index| {
-        let mut mine = begin(index)?;
-        let origin = mine.start;
+        let mut mine = Mover::map(Mover::place(index), LEN)?;
         if index == 0 {
             // SAFETY: no conditions.
             mover.store(unsafe { libc::pthread_self() } as usize, Ordering::SeqCst);
             while !done.load(Ordering::SeqCst) {
-                mine = move_once(mine, index)?;
-                mine.check_as(origin, 1)?;
+                mine.go()?;
+                mine.check()?;
             }
             return Ok(());
         }
@@ -1049,9 +1032,9 @@ fn mremap_parked(ctx: &Ctx) -> Outcome {
             while STOPPED.load(Ordering::SeqCst) == round as usize {
                 std::thread::yield_now();
             }
-            mine = move_once(mine, index)?;
+            mine.go()?;
             MOVED.fetch_add(1, Ordering::SeqCst);
-            mine.check_as(origin, 1)
+            mine.check()
         });
         done.store(true, Ordering::SeqCst);
         MOVED.fetch_add(1, Ordering::SeqCst);
@@ -1082,9 +1065,7 @@ fn mremap_signals(ctx: &Ctx) -> Outcome {
     let its = sys::map_at(ITS_PLACES[0], LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
     its.fill(1);
     sys::handle(libc::SIGUSR1, libc::SA_RESTART, move_its_own)?;
-    let places = Span::new(0x2800_0000_0000, 2 * LEN).halves();
-    let mut mine = sys::map_at(places.0.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
-    mine.fill(1);
+    let mut mine = Mover::map(Mover::place(0), LEN)?;
     // SAFETY: no conditions.
     let me = unsafe { libc::pthread_self() };
     let done = AtomicBool::new(false);
@@ -1097,9 +1078,8 @@ fn mremap_signals(ctx: &Ctx) -> Outcome {
             }
         });
         let outcome = (1..=10_000).try_for_each(|round| {
-            mine =
-                sys::remap(mine, LEN, FIXED, if round % 2 == 0 { places.0.start } else { places.1.start })?;
-            mine.page(round % 16).check_as(places.0.page(round % 16).start, 1)
+            mine.go()?;
+            mine.check_page(round % 16)
         });
         done.store(true, Ordering::SeqCst);
         outcome
@@ -1112,30 +1092,22 @@ fn mremap_signals(ctx: &Ctx) -> Outcome {
 }
 
 /// Moves its memory to and fro until it is killed. Calls nothing that keeps state.
-extern "C" fn move_endlessly(field: *mut c_void) -> c_int {
-    // SAFETY: two fields and their places, which `mremap_killed` made and keeps.
-    let mut mine = unsafe { *field.cast::<Span>() };
-    let (one, other) = (mine.start, mine.start + (1 << 30));
-    loop {
-        let to = if mine.start == one { other } else { one };
-        match sys::remap(mine, mine.len, FIXED, to) {
-            Ok(moved) => mine = moved,
-            Err(_) => return 1,
-        }
-    }
+extern "C" fn move_endlessly(its: *mut c_void) -> c_int {
+    // SAFETY: what `mremap_killed` made and keeps.
+    let mut its = unsafe { *its.cast::<Mover>() };
+    while its.go().is_ok() {}
+    1
 }
 
 fn mremap_killed(ctx: &Ctx) -> Outcome {
     const LEN: usize = 16 * PAGE;
     let (field, mut ballast) = ctx.evicted()?;
     let stack = sys::map(256 << 10)?;
-    let place = |which: usize| Span::new(0x2800_0000_0000 + which * (1 << 30), LEN);
-    let mut mine = sys::map_at(place(9).start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
-    mine.fill(1);
-    let origin = mine.start;
+    let mut mine = Mover::map(Mover::place(1), LEN)?;
     for round in 0..4 {
-        let its = place(0);
-        sys::map_at(its.start, LEN, sys::RW, sys::ANON | libc::MAP_FIXED)?.fill(1);
+        let filled = sys::map_at(Mover::place(0), LEN, sys::RW, sys::ANON | libc::MAP_FIXED)?;
+        filled.fill(1);
+        let its = Mover::new(filled, filled.start);
         // SAFETY: the stack is the child's alone; what it reads outlives it.
         let child = unsafe {
             let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
@@ -1143,18 +1115,16 @@ fn mremap_killed(ctx: &Ctx) -> Outcome {
         };
         sys::ret("clone", child)?;
         for _ in 0..10 {
-            let to = place(if mine.start == place(9).start { 8 } else { 9 });
-            mine = sys::remap(mine, LEN, FIXED, to.start)?;
-            mine.check_as(origin, 1)?;
+            mine.go()?;
+            mine.check()?;
         }
         std::thread::sleep(Duration::from_micros(1000 + 137 * round));
         // SAFETY: our child, which was not waited for.
         unsafe { libc::kill(child, libc::SIGKILL) };
         let status = sys::wait_status(child)?;
         ensure!(status == libc::SIGKILL, "the other process ended with wait status {status:#x}");
-        let to = place(if mine.start == place(9).start { 8 } else { 9 });
-        mine = sys::remap(mine, LEN, FIXED, to.start)?;
-        mine.check_as(origin, 1)?;
+        mine.go()?;
+        mine.check()?;
         ballast.walk()?;
     }
     field.check(1)

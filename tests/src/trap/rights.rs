@@ -1,6 +1,6 @@
 //! Rights given up, early or late: what the engine needs later it must have by then, or say so.
 
-use super::load::together;
+use super::load::{together, Mover};
 use super::procs::go_on;
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
@@ -184,16 +184,13 @@ fn seccomp_moves(ctx: &Ctx) -> Outcome {
     const ORIGIN: usize = 0x1000_0000;
     const STEP: usize = 64 * PAGE;
     let (field, mut ballast) = ctx.evicted()?;
-    // Where nobody else is given addresses.
-    let places = Span::new(0x2800_0000_0000, 2 * STEP).halves();
-    let origin = field.start;
     let mut object = Span::new(0, 0);
     put_filter(HARDLY, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS)?;
-    let (mut part, rest) = (field.part(0, STEP), field.part(STEP, field.len - STEP));
+    let mut part = Mover::new(field.part(0, STEP), Mover::place(0));
+    let rest = field.part(STEP, field.len - STEP);
     for round in 0..400 {
-        let place = if round % 2 == 0 { places.0.start } else { places.1.start };
-        part = sys::remap(part, part.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)?;
-        part.check_as(origin, 1)?;
+        part.go()?;
+        part.check()?;
         // SAFETY: null, or what the last round got.
         let at = unsafe { libc::realloc(object.as_ptr(), object.len + PAGE) } as usize;
         ensure!(at != 0, "realloc failed");
@@ -217,19 +214,16 @@ fn seccomp_moves_threads(ctx: &Ctx) -> Outcome {
     let child = sys::fork(|| {
         let (begun, filtered, ended) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
         let moves = |index: usize| {
-            let places = Span::new(0x2800_0000_0000 + index * (1 << 30), 2 * LEN).halves();
-            let mut mine = field.part(index * LEN, LEN);
-            let origin = mine.start;
+            let mut mine = Mover::new(field.part(index * LEN, LEN), Mover::place(index));
             begun.fetch_add(1, Ordering::SeqCst);
             while !filtered.load(Ordering::SeqCst) {
                 std::hint::spin_loop();
             }
             for round in 0..2000 {
-                let place = if round % 2 == 0 { places.0.start } else { places.1.start };
-                mine = sys::remap(mine, LEN, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place)?;
-                mine.page(round % 16).check_as(origin + round % 16 * PAGE, 1)?;
+                mine.go()?;
+                mine.check_page(round % 16)?;
             }
-            mine.check_as(origin, 1)
+            mine.check()
         };
         // Nothing of the threads is called that a filter may kill: who is done waits for the end.
         std::thread::scope(|scope| {
