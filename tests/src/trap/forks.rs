@@ -320,7 +320,7 @@ fn fork_changes(ctx: &Ctx) -> Outcome {
                 sys::advise(high, libc::MADV_DONTNEED)?;
                 high.fill_as(moving.start + moving.len / 2, 5);
                 let target = sys::map(at.len)?;
-                at = sys::remap(at, at.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, target.start)?;
+                at = sys::remap(at, at.len, sys::FIXED, target.start)?;
             }
             at.check_as(moving.start, 5)
         });
@@ -341,7 +341,6 @@ fn fork_changes(ctx: &Ctx) -> Outcome {
 fn fork_moves(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 64;
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let pairs: Vec<(Span, Span)> =
         (0..2).map(|n| (field.part(n * 8 * piece, piece), field.part((n * 8 + 4) * piece, piece))).collect();
     for (_, to) in &pairs {
@@ -363,9 +362,9 @@ fn fork_moves(ctx: &Ctx) -> Outcome {
                 let stop = &stop;
                 scope.spawn(move || -> Outcome {
                     while !stop.load(Ordering::Relaxed) {
-                        sys::remap(*from, from.len, flags, to.start)?;
+                        sys::remap(*from, from.len, sys::FIXED, to.start)?;
                         std::thread::sleep(std::time::Duration::from_micros(300));
-                        sys::remap(*to, to.len, flags, from.start)?;
+                        sys::remap(*to, to.len, sys::FIXED, from.start)?;
                     }
                     Ok(())
                 })
@@ -708,7 +707,6 @@ fn keeps_from_children(ctx: &Ctx, keep: impl Fn(Span) -> Outcome) -> Outcome {
 fn dontfork_moves(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 16;
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let (kept, to) = (field.part(0, piece), field.part(2 * piece, piece));
     let given = field.part(4 * piece, 12 * piece);
     sys::advise(kept, libc::MADV_DONTFORK)?;
@@ -717,9 +715,9 @@ fn dontfork_moves(ctx: &Ctx) -> Outcome {
     std::thread::scope(|scope| {
         let mover = scope.spawn(|| -> Outcome {
             while !stop.load(Ordering::Relaxed) {
-                sys::remap(kept, piece, flags, to.start)?;
+                sys::remap(kept, piece, sys::FIXED, to.start)?;
                 std::thread::sleep(std::time::Duration::from_micros(300));
-                sys::remap(to, piece, flags, kept.start)?;
+                sys::remap(to, piece, sys::FIXED, kept.start)?;
             }
             Ok(())
         });

@@ -140,7 +140,7 @@ fn free(field: Span, ballast: &mut Ballast) -> Outcome {
 /// Moves `part` to a place that lies `beside` a multiple of 2 MiB.
 fn remap(field: Span, part: Span, beside: usize, ballast: &mut Ballast) -> Outcome {
     let to = sys::map_aligned(2 * BLOCK, BLOCK)?;
-    let moved = sys::remap(part, part.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to.start + beside)?;
+    let moved = sys::remap(part, part.len, sys::FIXED, to.start + beside)?;
     rest_is_there(field, part)?;
     ballast.walk()?;
     moved.check_as(part.start, 1)?;

@@ -63,8 +63,7 @@ impl Mover {
     pub fn go(&mut self) -> Outcome {
         let (one, other) = self.places;
         let to = if self.span.start == one.start { other } else { one };
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        self.span = sys::remap(self.span, self.span.len, flags, to.start)?;
+        self.span = sys::remap(self.span, self.span.len, sys::FIXED, to.start)?;
         Ok(())
     }
 

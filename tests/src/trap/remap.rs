@@ -140,11 +140,10 @@ fn realloc(ctx: &Ctx) -> Outcome {
 fn mremap_move(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let place = sys::map_at(0, field.len, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // In pieces, the order of places reversed.
     let pieces: Vec<_> = field.pieces(BLOCK).zip(place.pieces(BLOCK).rev()).collect();
     for (from, to) in &pieces {
-        sys::remap(*from, from.len, flags, to.start)?;
+        sys::remap(*from, from.len, sys::FIXED, to.start)?;
     }
     ensure!(!sys::is_mapped(field), "the old place is still mapped");
     for (from, to) in &pieces {
@@ -169,7 +168,7 @@ fn mremap_over(ctx: &Ctx) -> Outcome {
     let (low, high) = field.halves();
     high.fill(2);
     ballast.walk()?;
-    sys::remap(high, high.len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, low.start)?;
+    sys::remap(high, high.len, sys::FIXED, low.start)?;
     let moved = low.part(0, high.len);
     moved.check_as(high.start, 2)?;
     ballast.walk()?;
@@ -181,14 +180,13 @@ fn mremap_grow_over(ctx: &Ctx) -> Outcome {
     const SHORT: usize = 8 * PAGE;
     const AT: usize = 4 * PAGE;
     let (field, mut ballast) = ctx.evicted()?;
-    let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let places = (0..field.len / (LONG + SHORT)).map(|n| {
         let part = field.part(n * (LONG + SHORT), LONG + SHORT);
         let (long, short) = (part.part(0, LONG), part.part(LONG, SHORT));
         let place = sys::map(LONG)?;
         // Nothing between the two: the reader of events meets them in one go.
-        sys::remap(long, LONG, fixed, place.start)?;
-        sys::remap(short, LONG - AT, fixed, place.start + AT)?;
+        sys::remap(long, LONG, sys::FIXED, place.start)?;
+        sys::remap(short, LONG - AT, sys::FIXED, place.start + AT)?;
         Ok((place, long, short))
     });
     let places: Vec<_> = places.collect::<Result<_, Stop>>()?;
@@ -211,7 +209,7 @@ fn mremap_regrow(ctx: &Ctx) -> Outcome {
     let places = (0..field.len / LONG).map(|n| {
         let long = field.part(n * LONG, LONG);
         let place = sys::map(LONG)?;
-        sys::remap(long, LONG, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, place.start)?;
+        sys::remap(long, LONG, sys::FIXED, place.start)?;
         sys::remap(place, SHORT, 0, 0)?;
         sys::remap(place.part(0, SHORT), LONG, 0, 0)?;
         Ok((place, long))
@@ -266,7 +264,7 @@ fn mremap_dontunmap_pieces(ctx: &Ctx) -> Outcome {
     for _ in 0..20 {
         sys::map_at(new.start, new.len, sys::RW, sys::ANON | libc::MAP_FIXED)?;
         new.fill(2);
-        if sys::remap(field, field.len, FIXED | libc::MREMAP_DONTUNMAP, place.start).is_ok() {
+        if sys::remap(field, field.len, sys::FIXED | libc::MREMAP_DONTUNMAP, place.start).is_ok() {
             Span::new(place.start, new.len).check_as(new.start, 2)?;
             Span::new(place.start + new.len, rest.len).check_as(rest.start, 1)?;
             return field.check_zero();
@@ -348,8 +346,6 @@ impl Pieced {
     }
 }
 
-const FIXED: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-
 fn mremap_pieces(ctx: &Ctx) -> Outcome {
     const PIECE: usize = 2 << 20;
     let mut ballast = Ballast::new(ctx.half())?;
@@ -375,13 +371,13 @@ fn mremap_pieces(ctx: &Ctx) -> Outcome {
     pieced.remap(2 * low.len, libc::MREMAP_MAYMOVE, 0)?;
     pieced.check()?;
     ballast.walk()?;
-    pieced.remap(len, FIXED, high.start)?;
+    pieced.remap(len, sys::FIXED, high.start)?;
     ballast.walk()?;
     pieced.check()?;
     sys::map_at(low.start, low.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.part(0, PIECE).fill(7);
-    pieced.remap(len, FIXED, low.start)?;
+    pieced.remap(len, sys::FIXED, low.start)?;
     pieced.check()?;
-    pieced.remap(len + PIECE, FIXED, high.start)?;
+    pieced.remap(len + PIECE, sys::FIXED, high.start)?;
     ballast.walk()?;
     pieced.check()?;
     // What is new comes first: a kernel that moves one after the other would stop amid.
@@ -390,7 +386,7 @@ fn mremap_pieces(ctx: &Ctx) -> Outcome {
     sys::map_at(old.start, old.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(1);
     ballast.walk()?;
     sys::map_at(new.start, new.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?.fill(2);
-    let moved = sys::remap(whole, whole.len, FIXED, whole.end())?;
+    let moved = sys::remap(whole, whole.len, sys::FIXED, whole.end())?;
     moved.part(0, PIECE).check_as(new.start, 2)?;
     moved.part(PIECE, PIECE).check_as(old.start, 1)?;
     // A hole is refused as ever, and nothing is lost.
@@ -411,7 +407,7 @@ static AT_FORK: Mutex<Option<(Pieced, Outcome)>> = Mutex::new(None);
 extern "C" fn move_it() {
     if let Ok(Some((pieced, outcome))) = AT_FORK.lock().as_deref_mut() {
         let to = if pieced.span.start == HERE { THERE } else { HERE };
-        *outcome = pieced.remap(pieced.span.len, FIXED, to);
+        *outcome = pieced.remap(pieced.span.len, sys::FIXED, to);
     }
 }
 
@@ -516,8 +512,7 @@ fn mremap_pieces_read(ctx: &Ctx) -> Outcome {
                 piece.fill_as(ORIGIN + at, 2 - turn % 2);
                 ballast.walk()?;
             }
-            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            sys::remap(Span::new(FROM, len), len, flags, TO)?;
+            sys::remap(Span::new(FROM, len), len, sys::FIXED, TO)?;
             Ok(())
         });
         stop.store(true, Ordering::Relaxed);
@@ -543,7 +538,7 @@ fn mremap_mappings_all(ctx: &Ctx) -> Outcome {
     let (reserve, count) = super::basic::use_up_mappings()?;
     let (mut at, mut to) = (first, other);
     for spare in 0..24 {
-        match sys::remap(at, at.len, FIXED, to.start) {
+        match sys::remap(at, at.len, sys::FIXED, to.start) {
             Ok(_) => std::mem::swap(&mut at, &mut to),
             Err(_) if sys::errno() == libc::ENOMEM => {}
             Err(stop) => return Err(stop),
@@ -553,7 +548,7 @@ fn mremap_mappings_all(ctx: &Ctx) -> Outcome {
         sys::protect(reserve.part((count - 1 - spare) * 2 * PAGE, PAGE), libc::PROT_NONE)?;
     }
     sys::unmap(reserve)?;
-    sys::remap(at, at.len, FIXED, to.start)?.check_as(first.start, 1)
+    sys::remap(at, at.len, sys::FIXED, to.start)?.check_as(first.start, 1)
 }
 
 fn mremap_random(ctx: &Ctx) -> Outcome {
@@ -588,7 +583,7 @@ fn mremap_random(ctx: &Ctx) -> Outcome {
                 5 if len < most => object.remap(len + some, libc::MREMAP_MAYMOVE, 0)?,
                 6 => {
                     let to = [len, less, (len + some).min(EACH)][dice.roll(3)];
-                    object.remap(to, FIXED, free)?;
+                    object.remap(to, sys::FIXED, free)?;
                 }
                 7 if object.moved => {
                     object.check()?;
@@ -626,14 +621,13 @@ fn mremap_race(ctx: &Ctx) -> Outcome {
             generation += 1;
             here.fill_as(0x100_0000, generation);
             let len = dice.roll(here.pages()) * PAGE;
-            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             for piece in [here.part(0, len), here.part(len, here.len - len)] {
                 if piece.len > 0 {
                     let to = there.start + piece.start - here.start;
                     // What came in two pieces, of which only one has been taken up by then, is two mappings for a
                     // moment, and those do not move in one call.
                     let last = Instant::now() + Duration::from_secs(1);
-                    while let Err(stop) = sys::remap(piece, piece.len, flags, to) {
+                    while let Err(stop) = sys::remap(piece, piece.len, sys::FIXED, to) {
                         if sys::errno() != libc::EFAULT || Instant::now() > last {
                             return Err(stop);
                         }
@@ -774,7 +768,7 @@ impl Arena {
             }
             Ok(())
         };
-        let shift = |from: Span, to: Span| sys::remap(from, from.len, FIXED, to.start).map(drop);
+        let shift = |from: Span, to: Span| sys::remap(from, from.len, sys::FIXED, to.start).map(drop);
         let grow = |span: Span| sys::remap(span, 2 * span.len, 0, 0).map(drop);
         match part {
             0 => shift(self.left(), self.away()),
@@ -814,7 +808,7 @@ impl Arena {
                 sys::unmap(grown)?;
             }
         }
-        sys::remap(came, came.len, FIXED, self.comer().start)?;
+        sys::remap(came, came.len, sys::FIXED, self.comer().start)?;
         self.generation += 1;
         self.fill();
         Ok(())
@@ -1052,7 +1046,7 @@ extern "C" fn move_its_own(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     let errno = unsafe { *libc::__errno_location() };
     let done = ITS_OWN.load(Ordering::SeqCst);
     let mine = Span::new(ITS_PLACES[done % 2], 16 * PAGE);
-    if sys::remap(mine, mine.len, FIXED, ITS_PLACES[1 - done % 2]).is_ok() {
+    if sys::remap(mine, mine.len, sys::FIXED, ITS_PLACES[1 - done % 2]).is_ok() {
         ITS_OWN.store(done + 1, Ordering::SeqCst);
     }
     // SAFETY: as above.
@@ -1540,7 +1534,7 @@ fn mremap_sealed(ctx: &Ctx) -> Outcome {
     seal(there.page(there.pages() / 2))?;
     for new_len in [len, len + PIECE] {
         ballast.walk()?;
-        let refused = sys::remap(pieced.span, new_len, FIXED, place.start);
+        let refused = sys::remap(pieced.span, new_len, sys::FIXED, place.start);
         ensure!(refused.is_err() && sys::errno() == libc::EPERM, "moved over what is sealed: {refused:?}");
         there.check(9)?;
         pieced.check()?;

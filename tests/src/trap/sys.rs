@@ -93,6 +93,9 @@ pub fn unlock(span: Span) -> Outcome {
     ret("munlock", unsafe { libc::munlock(span.as_ptr(), span.len) }).map(drop)
 }
 
+/// Of [`remap`]: to that very place.
+pub const FIXED: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+
 /// `mremap`; `to` is the new address for `MREMAP_FIXED` and `MREMAP_DONTUNMAP`.
 pub fn remap(span: Span, new_len: usize, flags: c_int, to: usize) -> Result<Span, Stop> {
     // SAFETY: the trap owns both ranges.
