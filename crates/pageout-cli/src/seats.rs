@@ -63,6 +63,8 @@ impl Seats {
         }
         self.taken[seat] = true;
         self.came_back[seat] = 0;
+        // It has no share before.
+        self.next = self.next.min(Instant::now() + OFTEN);
         Some(seat)
     }
 
@@ -97,5 +99,25 @@ impl Seats {
                 _ if self.tree().used() < self.limit / 2 => SELDOM,
                 _ => OFTEN,
             };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_to_another_gets_a_share_soon() {
+        const MIB: u64 = 1 << 20;
+        let mut seats = Seats::new(256 * MIB).unwrap();
+        let first = seats.take().unwrap();
+        seats.tree().seat(first).tell(230 * MIB, 230 * MIB, false);
+        seats.divide([(first, 0)].into_iter());
+        assert_eq!((seats.due_in() > OFTEN, seats.tree().seat(first).share()), (true, 256 * MIB));
+        let second = seats.take().unwrap();
+        assert!(seats.due_in() <= OFTEN);
+        seats.tree().seat(second).tell(20 * MIB, 20 * MIB, true);
+        seats.divide([(first, 0), (second, 0)].into_iter());
+        assert_eq!([first, second].map(|seat| seats.tree().seat(seat).share()), [128 * MIB; 2]);
     }
 }
