@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
     directory::ensure_private(directory)?;
     let path = directory.join(name);
     let file = match File::open(&path) {
-        Ok(file) if fs::read(&path).is_ok_and(|found| found == bytes) => file,
+        Ok(file) if holds(&file, bytes).unwrap_or(false) => file,
         _ => write(directory, &path, bytes).map_err(|e| anyhow!("{shown}: {}", sys::reason(&e)))?,
     };
     sys::probe_executable(&file).map_err(|error| match error.raw_os_error() {
@@ -100,6 +100,22 @@ pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
         _ => anyhow!("{shown}: {}", sys::reason(&error)),
     })?;
     Ok(path)
+}
+
+/// Is this all that is in it? A piece at a time: at each start of a program, and new memory costs more than to read.
+fn holds(mut file: &File, bytes: &[u8]) -> std::io::Result<bool> {
+    if file.metadata()?.len() != bytes.len() as u64 {
+        return Ok(false);
+    }
+    let mut found = [0; 16 << 10];
+    for piece in bytes.chunks(found.len()) {
+        let found = &mut found[..piece.len()];
+        file.read_exact(found)?;
+        if found != piece {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Writes beside and renames, so that nobody ever loads a part of it.

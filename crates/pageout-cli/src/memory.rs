@@ -2,11 +2,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::size::KIB;
 
-/// Memory of the machine in bytes.
+/// Memory of the machine in bytes. Read once.
 pub fn total_bytes() -> u64 {
+    static TOTAL: OnceLock<u64> = OnceLock::new();
+    *TOTAL.get_or_init(read_total_bytes)
+}
+
+fn read_total_bytes() -> u64 {
     fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_total(&text)).unwrap_or(u64::MAX)
 }
 
@@ -15,8 +21,13 @@ fn meminfo_total(text: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * KIB)
 }
 
-/// The lowest limit of the control groups that this process is in, in bytes; `None` where none is set.
+/// The lowest limit of the control groups that this process is in, in bytes; `None` where none is set. Read once.
 pub fn cgroup_limit() -> Option<u64> {
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(read_cgroup_limit)
+}
+
+fn read_cgroup_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let machine = total_bytes();
