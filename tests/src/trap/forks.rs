@@ -5,7 +5,7 @@ use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -33,6 +33,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
     Trap::new("fork-grown", "forks when what had grown in place is out", fork_grown).may_log(),
+    Trap::new(
+        "fork-collapsed",
+        "somebody makes huge pages of a child's memory as soon as it is there",
+        fork_collapsed,
+    )
+    .may_log(),
     Trap::new("fork-vfork", "waits for a child with memory of its own (CLONE_VFORK)", fork_vfork).may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
     Trap::new("fork-holes", "maps again, at the same addresses, what it unmapped before a fork", fork_holes)
@@ -109,6 +115,68 @@ fn fork_holes(ctx: &Ctx) -> Outcome {
         hole.check(generation)?;
     }
     field.check(1)
+}
+
+/// As khugepaged may: where nothing is mapped, a huge page that is made has zeros. What is out is not mapped, and in a child
+/// nobody is told of that before its memory is registered.
+fn fork_collapsed(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let parent = std::process::id();
+    let collapser = sys::fork(|| collapse_children_of(parent, field))?;
+    // Of itself anybody may ask that.
+    let may = collapse(collapser, field);
+    let outcome = (1..=20).try_for_each(|generation| {
+        // So that there are page tables.
+        field.pieces(BLOCK).try_for_each(|block| block.page(7).check(generation))?;
+        let child = sys::fork(|| field.check(generation))?;
+        sys::wait_for(child, 0)?;
+        field.fill(generation + 1);
+        ballast.walk()
+    });
+    // SAFETY: a child that was not waited for.
+    sys::ret("kill", unsafe { libc::kill(collapser, libc::SIGKILL) })?;
+    sys::wait_status(collapser)?;
+    match may {
+        Some(libc::EPERM | libc::ENOSYS) => {
+            Err(Stop::Skip("others' memory may not be advised (CAP_SYS_NICE)".into()))
+        }
+        _ => outcome,
+    }
+}
+
+/// Until it is killed.
+fn collapse_children_of(parent: u32, field: Span) -> Outcome {
+    let list = std::fs::File::open(format!("/proc/{parent}/task/{parent}/children"))?;
+    let mut text = [0; 256];
+    loop {
+        let len = std::os::unix::fs::FileExt::read_at(&list, &mut text, 0)?;
+        let children = String::from_utf8_lossy(&text[..len]);
+        let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+        for child in children.filter(|child| *child != std::process::id() as libc::pid_t) {
+            collapse(child, field);
+        }
+    }
+}
+
+/// Makes huge pages of a process's memory, as far as it can be. What the first failure was, of one block.
+fn collapse(process: libc::pid_t, field: Span) -> Option<c_int> {
+    // SAFETY: takes numbers.
+    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) } as c_int;
+    if pidfd < 0 {
+        return Some(sys::errno());
+    }
+    // SAFETY: it was just opened.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let of_block = |block: Span| {
+        let block = libc::iovec { iov_base: block.as_ptr(), iov_len: BLOCK };
+        // SAFETY: one range; the content stays as it is.
+        let done = unsafe {
+            let fd = pidfd.as_raw_fd();
+            libc::syscall(libc::SYS_process_madvise, fd, &raw const block, 1, libc::MADV_COLLAPSE, 0)
+        };
+        (done < 0).then(sys::errno)
+    };
+    field.pieces(BLOCK).filter_map(of_block).reduce(|first, _| first)
 }
 
 /// What the forks below read, and what they found.
