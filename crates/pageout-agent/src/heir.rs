@@ -245,11 +245,12 @@ impl Taking {
         is_had
     }
 
-    /// The last step, once the engine is there and has taken up what is registered.
-    pub fn finish(self, file: &File, engine: &Engine<Linux>) {
-        if let Some(moved) = self.moved {
+    /// The last step, once the engine is there and has taken up what is registered. False: see [`Engine::inherit`].
+    #[must_use]
+    pub fn finish(self, file: &File, engine: &Engine<Linux>) -> bool {
+        self.moved.is_none_or(|moved| {
             let place = |page| moved.place(page).ok().flatten();
-            engine.inherit(file.heirlooms(), |page| place(page).filter(|at| self.wiped.find(*at).is_none()));
-        }
+            engine.inherit(file.heirlooms(), |page| place(page).filter(|at| self.wiped.find(*at).is_none()))
+        })
     }
 }

@@ -586,8 +586,12 @@ impl Life {
             queue: Queue::new(),
         }));
         keeper.engine.adopt_registered(&taking.registered);
-        if let Some(file) = &heir {
-            taking.finish(file, &keeper.engine);
+        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
+            give_up(format_args!(
+                "process {}, the child of a fork: another process wrote to its memory before it had its engine; killed, so \
+                 that it cannot go on with what is wrong",
+                program()
+            ));
         }
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);

@@ -133,7 +133,14 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
             })
         });
         scope.spawn(move || {
+            let mut seen = u64::MAX;
             until(stop, || {
+                // What came in stays until it is used, however late the thread that waited for it has its turn.
+                let done = world.program.lock().unwrap().done;
+                if done == seen && world.engine.kernel.waiting().is_empty() {
+                    return;
+                }
+                seen = done;
                 world.balance();
                 // What can go is tried again when some time has passed.
                 world.engine.kernel.advance(10_000_000);

@@ -39,6 +39,8 @@ pub const TRAPS: &[Trap] = &[
         fork_collapsed,
     )
     .may_log(),
+    Trap::new("fork-peeked", "another process reads a child's memory as soon as it is there", fork_peeked)
+        .may_log(),
     Trap::new("fork-vfork", "waits for a child with memory of its own (CLONE_VFORK)", fork_vfork).may_log(),
     Trap::new("fork-stdio", "a FILE in use over a fork with all memory out", fork_stdio).may_log(),
     Trap::new("fork-holes", "maps again, at the same addresses, what it unmapped before a fork", fork_holes)
@@ -120,11 +122,21 @@ fn fork_holes(ctx: &Ctx) -> Outcome {
 /// As khugepaged may: where nothing is mapped, a huge page that is made has zeros. What is out is not mapped, and in a child
 /// nobody is told of that before its memory is registered.
 fn fork_collapsed(ctx: &Ctx) -> Outcome {
+    fork_beside(ctx, collapse)
+}
+
+/// As debuggers and profilers do. Zeros are mapped where they read, which the child must not find.
+fn fork_peeked(ctx: &Ctx) -> Outcome {
+    fork_beside(ctx, peek)
+}
+
+/// Forks while another process meddles with the memory of each child, from when it is there.
+fn fork_beside(ctx: &Ctx, meddle: fn(libc::pid_t, Span) -> Option<c_int>) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let parent = std::process::id();
-    let collapser = sys::fork(|| collapse_children_of(parent, field))?;
-    // Of itself anybody may ask that.
-    let may = collapse(collapser, field);
+    let meddler = sys::fork(|| meddle_with_children(parent, field, meddle))?;
+    // May it do that? With whom makes no difference.
+    let may = meddle(meddler, field);
     let outcome = (1..=20).try_for_each(|generation| {
         // So that there are page tables.
         field.pieces(BLOCK).try_for_each(|block| block.page(7).check(generation))?;
@@ -134,18 +146,16 @@ fn fork_collapsed(ctx: &Ctx) -> Outcome {
         ballast.walk()
     });
     // SAFETY: a child that was not waited for.
-    sys::ret("kill", unsafe { libc::kill(collapser, libc::SIGKILL) })?;
-    sys::wait_status(collapser)?;
+    sys::ret("kill", unsafe { libc::kill(meddler, libc::SIGKILL) })?;
+    sys::wait_status(meddler)?;
     match may {
-        Some(libc::EPERM | libc::ENOSYS) => {
-            Err(Stop::Skip("others' memory may not be advised (CAP_SYS_NICE)".into()))
-        }
+        Some(libc::EPERM | libc::ENOSYS) => Err(Stop::Skip("it takes rights over other processes".into())),
         _ => outcome,
     }
 }
 
 /// Until it is killed.
-fn collapse_children_of(parent: u32, field: Span) -> Outcome {
+fn meddle_with_children(parent: u32, field: Span, meddle: fn(libc::pid_t, Span) -> Option<c_int>) -> Outcome {
     let list = std::fs::File::open(format!("/proc/{parent}/task/{parent}/children"))?;
     let mut text = [0; 256];
     loop {
@@ -153,12 +163,12 @@ fn collapse_children_of(parent: u32, field: Span) -> Outcome {
         let children = String::from_utf8_lossy(&text[..len]);
         let children = children.split_whitespace().filter_map(|child| child.parse().ok());
         for child in children.filter(|child| *child != std::process::id() as libc::pid_t) {
-            collapse(child, field);
+            meddle(child, field);
         }
     }
 }
 
-/// Makes huge pages of a process's memory, as far as it can be. What the first failure was, of one block.
+/// Makes huge pages of a process's memory, as far as it can be; the first failure.
 fn collapse(process: libc::pid_t, field: Span) -> Option<c_int> {
     // SAFETY: takes numbers.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) } as c_int;
@@ -167,16 +177,27 @@ fn collapse(process: libc::pid_t, field: Span) -> Option<c_int> {
     }
     // SAFETY: it was just opened.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    let of_block = |block: Span| {
+    first_failure(field, |block| {
         let block = libc::iovec { iov_base: block.as_ptr(), iov_len: BLOCK };
+        let (fd, advice) = (pidfd.as_raw_fd(), libc::MADV_COLLAPSE);
         // SAFETY: one range; the content stays as it is.
-        let done = unsafe {
-            let fd = pidfd.as_raw_fd();
-            libc::syscall(libc::SYS_process_madvise, fd, &raw const block, 1, libc::MADV_COLLAPSE, 0)
-        };
-        (done < 0).then(sys::errno)
-    };
-    field.pieces(BLOCK).filter_map(of_block).reduce(|first, _| first)
+        unsafe { libc::syscall(libc::SYS_process_madvise, fd, &raw const block, 1, advice, 0) }
+    })
+}
+
+/// Reads a word of each block of a process's memory; the first failure.
+fn peek(process: libc::pid_t, field: Span) -> Option<c_int> {
+    first_failure(field, |block| {
+        let mut word = 0u64;
+        let into = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
+        let from = libc::iovec { iov_base: block.page(11).as_ptr(), iov_len: 8 };
+        // SAFETY: there is room for a word.
+        unsafe { libc::process_vm_readv(process, &into, 1, &from, 1, 0) as libc::c_long }
+    })
+}
+
+fn first_failure(field: Span, meddle: impl Fn(Span) -> libc::c_long) -> Option<c_int> {
+    field.pieces(BLOCK).filter_map(|block| (meddle(block) < 0).then(sys::errno)).reduce(|first, _| first)
 }
 
 /// What the forks below read, and what they found.

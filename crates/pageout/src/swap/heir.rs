@@ -19,6 +19,7 @@ use crate::engine::{Engine, Key};
 use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
+use crate::swap::swapout::is_zero;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::WriteGuard;
 use alloc::vec::Vec;
@@ -180,9 +181,12 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Takes over what the parent had out, in a child in which nobody runs yet but who waits for this: of `heirlooms`
-    /// those that have a `place`, which is managed and has no page. The others are what the parent had brought in by
-    /// the time of the clone, or memory that it had not any more, or that children do not get.
-    pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) {
+    /// those that have a `place` which is managed. The others are memory that the parent had not any more, or that
+    /// children do not get. Something may be there already, which nobody of the program can have put there: another
+    /// process has looked before it was registered, and zeros came. They are taken away. False: they cannot be, or it has
+    /// written, too.
+    #[must_use]
+    pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) -> bool {
         self.place.read_from_others(heirlooms.iter().map(|heirloom| heirloom.entry));
         let regions = self.events.write();
         for heirloom in heirlooms {
@@ -191,9 +195,12 @@ impl<K: Kernel> Engine<K> {
             let index = page % BLOCK / PAGE;
             let mut block = self.space.block_or_new(page).lock();
             block.unit_or_new(index, &self.space.spares);
-            let word = block.word(index);
+            let mut word = block.word(index);
+            if word.tag() == Tag::Resident && self.take_zeros(page) {
+                word = word.forget();
+            }
             if !word.is_unknown() {
-                continue;
+                return false;
             }
             self.place.dup(heirloom.entry, 1);
             block.set(index, word.inherit(heirloom.entry));
@@ -203,5 +210,18 @@ impl<K: Kernel> Engine<K> {
                 unit.usage.evicted_at = self.evictions.load(Relaxed);
             }
         }
+        true
+    }
+
+    /// Takes away what is mapped at a page. False: it cannot be, or is not zeros.
+    fn take_zeros(&self, page: usize) -> bool {
+        let Some((first, filled)) = self.frames.take_holes() else { return false };
+        let frame = self.frames.address(first + filled as u32);
+        let taken = self.kernel.move_pages(frame, page, PAGE, false).is_ok();
+        // SAFETY: a frame that is filled, and nobody else's.
+        let is_zeros = taken && unsafe { is_zero(frame) };
+        let is_hole = !taken || self.kernel.drop_frames(frame, PAGE).is_ok();
+        self.frames.filled(first, filled);
+        is_zeros && is_hole
     }
 }

@@ -893,7 +893,7 @@ impl<K: Kernel> Engine<K> {
 ///
 /// # Safety
 /// `address` is a mapped page that nobody writes now.
-unsafe fn is_zero(address: usize) -> bool {
+pub(super) unsafe fn is_zero(address: usize) -> bool {
     // SAFETY: by contract; page-aligned.
     let words = unsafe { core::slice::from_raw_parts(address as *const u64, PAGE / 8) };
     words.chunks_exact(8).all(|line| line.iter().fold(0, |all, word| all | word) == 0)

@@ -371,6 +371,13 @@ impl World {
                 marked.insert(Region { start, end: start + PAGE });
             }
         }
+        // Another process may look, before anything is registered there: zeros are mapped.
+        for _ in 0..self.below(20) {
+            let at = in_child(kernel.program_base() + self.below(self.plan.blocks * BLOCK_PAGES) * PAGE);
+            if there.find(at.wrapping_sub(offset)).is_some() {
+                let _ = child.engine.kernel.access(0, at, None);
+            }
+        }
         let moved = Moved::new(&parents, there, marked, &changes, false);
         for region in moved.parents() {
             let _ = child.engine.adopt(in_child(region.start), in_child(region.end));
@@ -378,7 +385,7 @@ impl World {
         if heirlooms.iter().any(|heirloom| moved.place(heirloom.page as usize).is_err()) {
             return (None, heirlooms);
         }
-        child.engine.inherit(&heirlooms, |page| moved.place(page).ok().flatten().map(in_child));
+        assert!(child.engine.inherit(&heirlooms, |page| moved.place(page).ok().flatten().map(in_child)));
         child.adopt();
         child.engine.measure();
         child.program.lock().unwrap().ending = false;
