@@ -53,9 +53,16 @@ fn main() -> ExitCode {
     for name in ["random", "mremap-race", "dontneed-race", "tree", "huge-entries"] {
         trials.push(beside_others(format!("switch-{name}"), move || settings.switched(name)));
     }
-    for (how, most) in
-        [("one", 2), ("again", 1), ("mmap", 2), ("malloc", 2), ("brk", 1), ("huge", 2), ("populate", 2)]
-    {
+    for (how, most) in [
+        ("one", 2),
+        ("again", 1),
+        ("mmap", 2),
+        ("malloc", 2),
+        ("brk", 1),
+        ("huge", 2),
+        ("huge-pieces", 2),
+        ("populate", 2),
+    ] {
         for threads in 1..=most {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }

@@ -12,7 +12,7 @@ use crate::collapse::Forbidden;
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
-use crate::{dispatch, exit, heir, memory, program, remap, sys, twin};
+use crate::{dispatch, exit, heir, memory, part, program, remap, sys, twin};
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
@@ -151,6 +151,7 @@ fn begin() -> bool {
     memory::reset();
     exit::forget_others();
     keeper::forget();
+    part::let_go();
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.
     TURN.pass_on();

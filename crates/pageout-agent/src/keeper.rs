@@ -13,7 +13,7 @@ use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::maps::Maps;
 use crate::part::Part;
-use crate::{exit, fork, heir, memory, program, sys, task, wrap};
+use crate::{exit, fork, heir, memory, part, program, sys, task, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -450,6 +450,8 @@ impl Life {
             self.pause(if is_set { LONGEST_NAP } else { wanted });
         }
         self.clock = None;
+        // It takes its time, and nobody looks meanwhile.
+        part::hold_all();
         let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
     }
@@ -665,6 +667,7 @@ impl Life {
             // that no fault announces.
             still = (still + 1).min(12);
             let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
+            self.part.is_over_by(over.max(0) as u64);
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
             if mappings != self.scanned {

@@ -2,12 +2,14 @@
 
 use crate::{fork, keeper, memory};
 use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, View, TREE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
+use rustix::thread::{nanosleep, Timespec};
 use rustix::time::{clock_gettime, ClockId};
 
 /// Share of the limit at which the engines of a tree take up their work, in percent.
@@ -19,6 +21,48 @@ const COUNT_SHARE: u64 = 50;
 const COUNT_SHARE_AT_MOST: u64 = 10;
 /// Much, in bytes.
 const COUNT_AFTER: u64 = 4 << 20;
+const MIB: usize = 1 << 20;
+
+/// So many bytes over what the process may have (a quarter of a small limit) who maps memory is held up.
+const HELD_UP_OVER: u64 = 8 << 20;
+/// For how long, in ns for each MiB, if one process may grow, and at most: about as long as it takes to let that much leave.
+const HELD_UP: u64 = 2_000_000;
+const MOST_HELD_UP: u64 = 2 * HELD_UP;
+/// However much is mapped.
+const HELD_UP_IN_ALL: u64 = 50_000_000;
+/// How often (ns) who is held up looks whether he still is.
+const LOOK_AGAIN: i64 = 250_000;
+
+/// For how long (ns for each MiB) the program's threads are held up now.
+static PENALTY: AtomicU64 = AtomicU64::new(0);
+
+/// A thread of the program has mapped so many bytes. What is new is not registered before the next look, and comes to be
+/// faster than anything leaves, by huge pages most of all. So while there is far too much he waits, as under memory.high of
+/// a control group; not for long, for what is too much may not be able to leave.
+pub fn hold_up(bytes: usize) {
+    let penalty = || PENALTY.load(Ordering::Relaxed);
+    if penalty() == 0 || bytes < MIB {
+        return;
+    }
+    let now = || {
+        let now = clock_gettime(ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    };
+    let begun = now();
+    while now() - begun < (penalty() * (bytes / MIB) as u64).min(HELD_UP_IN_ALL) {
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN });
+    }
+}
+
+/// Whoever maps memory is held up from here to the next look.
+pub fn hold_all() {
+    PENALTY.store(MOST_HELD_UP, Ordering::Relaxed);
+}
+
+/// Nobody is held up before the next look.
+pub fn let_go() {
+    PENALTY.store(0, Ordering::Relaxed);
+}
 
 /// The process among the others.
 pub struct Part {
@@ -86,6 +130,13 @@ impl Part {
         seat.tell(own - elsewhere, own, short);
         self.view = tree.look(seat, self.limit, elsewhere > 0);
         self.view.allowance + elsewhere
+    }
+
+    /// The process has so many bytes too much that can leave.
+    pub fn is_over_by(&self, bytes: u64) {
+        let is_over = bytes > HELD_UP_OVER.min(self.limit / 4);
+        let penalty = (HELD_UP * self.view.processes as u64).min(MOST_HELD_UP);
+        PENALTY.store(if is_over { penalty } else { 0 }, Ordering::Relaxed);
     }
 
     /// What the process may have in any case, in bytes.

@@ -39,6 +39,8 @@ fn touch(ctx: &Ctx) -> Outcome {
         Some("malloc") => |_| allocate(64 << 10),
         Some("brk") => |_| grow_break(64 << 10),
         Some("huge") => |_| huge(64 << 20),
+        // Each of them new, and filled faster than anything leaves.
+        Some("huge-pieces") => |_| huge(4 << 20),
         Some("one") => sys::map,
         // Filled by one call: the one that maps it, then another.
         Some("populate") => |each| {
