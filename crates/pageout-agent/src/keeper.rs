@@ -445,7 +445,8 @@ impl Life {
             still = if resident == last { still + 1 } else { 0 };
             last = resident;
             let left = self.part.left(now, still);
-            let wanted = ((left + self.part.of_slack(SLACK)) / FASTEST).clamp(500_000, LONGEST_NAP);
+            let growth = (left + self.part.of_slack(SLACK)) / self.part.growers(now, still);
+            let wanted = (growth / FASTEST).clamp(500_000, LONGEST_NAP);
             let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
             self.pause(if is_set { LONGEST_NAP } else { wanted });
         }

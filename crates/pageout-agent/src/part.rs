@@ -109,7 +109,7 @@ impl Part {
             stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
             next_count: 0,
             soonest: 0,
-            view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1 },
+            view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
         };
         part.counted.1 = part.faults();
         Ok(part)
@@ -211,6 +211,17 @@ impl Part {
 
     fn threshold(&self) -> u64 {
         self.limit / 100 * TAKE_UP_PERCENT
+    }
+
+    /// So many processes may take what is left before any of them looks again: others too, if it grows itself (`still`), as
+    /// those do that were begun together. While more than half is used all look often.
+    pub fn growers(&self, now: Statm, still: u32) -> u64 {
+        let used = self.view.others + (now.resident * PAGE) as u64;
+        if still == 0 && self.view.alive > 1 && used < self.limit / 2 {
+            2
+        } else {
+            1
+        }
     }
 
     /// Is it time for the engine? Memory is getting short, and the process has enough to give.

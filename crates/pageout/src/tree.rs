@@ -44,6 +44,8 @@ pub struct View {
     pub smallest: u64,
     /// Processes that may grow at the same time, itself among them.
     pub processes: usize,
+    /// All that are there.
+    pub alive: usize,
 }
 
 /// One process. All values are bytes.
@@ -130,10 +132,11 @@ impl Tree {
 
     /// What the process of `seat` finds, and what it may use of `limit` now; `shares`: pages, with other processes.
     pub fn look(&self, seat: &Seat, limit: u64, shares: bool) -> View {
-        let (mut others, mut lacks, mut excess, mut count) = (0u64, 0u64, 0u64, 0);
+        let (mut others, mut lacks, mut excess, mut count, mut alive) = (0u64, 0u64, 0u64, 0, 0);
         for other in self.seats() {
             let used = other.used();
             count += (used > LEAST) as usize;
+            alive += (used > 0) as usize;
             excess += used.saturating_sub(other.share());
             if !core::ptr::eq(other, seat) {
                 others += used;
@@ -151,7 +154,7 @@ impl Tree {
             let too_much = (others + used).saturating_sub(limit + limit / 64);
             allowance = allowance.min(used - used.min(too_much / processes as u64));
         }
-        View { others, allowance: allowance.max(smallest), smallest, processes }
+        View { others, allowance: allowance.max(smallest), smallest, processes, alive }
     }
 }
 
