@@ -668,7 +668,7 @@ impl Life {
             // that no fault announces.
             still = (still + 1).min(12);
             let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
-            self.part.is_over_by(over.max(0) as u64);
+            self.part.tell_excess(over.max(0) as u64);
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
             if mappings != self.scanned {

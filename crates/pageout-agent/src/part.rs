@@ -132,8 +132,8 @@ impl Part {
         self.view.allowance + elsewhere
     }
 
-    /// The process has so many bytes too much that can leave.
-    pub fn is_over_by(&self, bytes: u64) {
+    /// So many bytes too much are there that can leave: whether who maps memory is held up.
+    pub fn tell_excess(&self, bytes: u64) {
         let is_over = bytes > HELD_UP_OVER.min(self.limit / 4);
         let penalty = (HELD_UP * self.view.processes as u64).min(MOST_HELD_UP);
         PENALTY.store(if is_over { penalty } else { 0 }, Ordering::Relaxed);
