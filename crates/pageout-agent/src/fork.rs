@@ -8,7 +8,6 @@
 //! A thread that finds no engine announces its fork all the same: an engine that begins meanwhile lets nothing
 //! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
 
-use crate::collapse::Forbidden;
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
@@ -334,7 +333,6 @@ fn child_finds_run(maps: &mut Maps) -> bool {
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
 fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
-    let Some(no_huge_pages) = Forbidden::now() else { return false };
     {
         let _events = keeper.engine.events.read();
         keeper.code.lock().was_forked(&keeper.engine.kernel);
@@ -355,7 +353,6 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
     keeper.code.lock().lend();
     answer(BEQUEATHED);
     let is_child = await_clone(|| file.is_born()) == CLONED;
-    drop(no_huge_pages);
     keeper.code.lock().keep();
     file.tell(&keeper.engine.cloned(&mut still));
     drop(still);

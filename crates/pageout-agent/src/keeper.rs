@@ -8,7 +8,6 @@
 
 use crate::clock::Clock;
 use crate::code::{is_code, Code};
-use crate::collapse::Forbidden;
 use crate::devices::Devices;
 use crate::link::{self, Link};
 use crate::maps::Maps;
@@ -520,7 +519,6 @@ impl Life {
         let mut taking = heir::Taking::new();
         match &heir {
             Some(file) => {
-                let _no_huge_pages = Forbidden::inherited();
                 self.maps.read(c"/proc/self/smaps", |line| {
                     self.code.extend(Area::parse(line).filter(is_code).map(|area| (area.start, area.end)));
                     taking.step(line);

@@ -23,7 +23,6 @@
 //! | fork | `fork` while pages are out: who may when |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
-//! | collapse | huge pages that the kernel makes by itself: none during a clone |
 //! | code | what a fork past libc does not get |
 //! | twin | how one that asks gets it all the same |
 //! | remap | `mremap` over what would be one mapping without us |
@@ -34,7 +33,6 @@ extern crate alloc;
 
 mod clock;
 mod code;
-mod collapse;
 mod devices;
 mod dispatch;
 mod exit;

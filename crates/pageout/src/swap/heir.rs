@@ -58,6 +58,9 @@ pub fn heirlooms_at(areas: usize) -> usize {
 /// Times that what is managed is marked again, where mappings change without a pause.
 const MOST_MARKS: usize = 10_000;
 
+/// Times that something which must not be mapped is tried to be taken away.
+const MOST_TRIES: usize = 1000;
+
 /// One page that is out. Plain numbers: it crosses a process border.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,8 +186,8 @@ impl<K: Kernel> Engine<K> {
     /// Takes over what the parent had out, in a child in which nobody runs yet but who waits for this: of `heirlooms`
     /// those that have a `place` which is managed. The others are memory that the parent had not any more, or that
     /// children do not get. Something may be there already, which nobody of the program can have put there: another
-    /// process has looked before it was registered, and zeros came. They are taken away. False: they cannot be, or it has
-    /// written, too.
+    /// process has looked before it was registered, or khugepaged has made a huge page, and zeros came. They are taken
+    /// away. False: they cannot be, or somebody has written, too.
     #[must_use]
     pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) -> bool {
         self.place.read_from_others(heirlooms.iter().map(|heirloom| heirloom.entry));
@@ -217,7 +220,15 @@ impl<K: Kernel> Engine<K> {
     fn take_zeros(&self, page: usize) -> bool {
         let Some((first, filled)) = self.frames.take_holes() else { return false };
         let frame = self.frames.address(first + filled as u32);
-        let taken = self.kernel.move_pages(frame, page, PAGE, false).is_ok();
+        let mut backoff = crate::sync::Backoff::new();
+        // Somebody may have it for a moment: khugepaged, or who looks.
+        let taken = (0..MOST_TRIES).any(|_| {
+            let moved = self.kernel.move_pages(frame, page, PAGE, false).is_ok();
+            if !moved {
+                backoff.snooze();
+            }
+            moved
+        });
         // SAFETY: a frame that is filled, and nobody else's.
         let is_zeros = taken && unsafe { is_zero(frame) };
         let is_hole = !taken || self.kernel.drop_frames(frame, PAGE).is_ok();
