@@ -1,6 +1,6 @@
 //! The process's part of its run's limit: says what it uses, learns what it may use. See `pageout::tree`.
 
-use crate::{fork, keeper, memory};
+use crate::{fork, keeper, memory, sys, wrap};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::kernel::{Kernel, Linux, Statm};
@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::thread::{nanosleep, Timespec};
-use rustix::time::{clock_gettime, ClockId};
+use rustix::time::ClockId;
 
 /// Share of the limit at which the engines of a tree take up their work, in percent.
 const TAKE_UP_PERCENT: u64 = 80;
@@ -40,16 +40,13 @@ static PENALTY: AtomicU64 = AtomicU64::new(0);
 /// faster than anything leaves, by huge pages most of all. So while there is far too much he waits, as under memory.high of
 /// a control group; not for long, for what is too much may not be able to leave.
 pub fn hold_up(bytes: usize) {
-    let penalty = || PENALTY.load(Ordering::Relaxed);
-    if penalty() == 0 || bytes < MIB {
+    let most = || (PENALTY.load(Ordering::Relaxed) * (bytes / MIB) as u64).min(HELD_UP_IN_ALL);
+    // A filter may not allow to sleep.
+    if most() == 0 || wrap::is_filtered() {
         return;
     }
-    let now = || {
-        let now = clock_gettime(ClockId::Monotonic);
-        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-    };
-    let begun = now();
-    while now() - begun < (penalty() * (bytes / MIB) as u64).min(HELD_UP_IN_ALL) {
+    let begun = sys::time(ClockId::Monotonic);
+    while sys::time(ClockId::Monotonic) - begun < most() {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN });
     }
 }
@@ -164,10 +161,7 @@ impl Part {
             return;
         }
         // On a busy machine the time that passes says nothing about what the count costs.
-        let spent = || {
-            let time = clock_gettime(ClockId::ThreadCPUTime);
-            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-        };
+        let spent = || sys::time(ClockId::ThreadCPUTime);
         let begun = spent();
         let before = match self.found {
             0 => u64::MAX,
@@ -213,11 +207,15 @@ impl Part {
         self.limit / 100 * TAKE_UP_PERCENT
     }
 
+    /// What all together use.
+    fn used(&self, now: Statm) -> u64 {
+        self.view.others + resident(now)
+    }
+
     /// So many processes may take what is left before any of them looks again: others too, if it grows itself (`still`), as
     /// those do that were begun together. While more than half is used all look often.
     pub fn growers(&self, now: Statm, still: u32) -> u64 {
-        let used = self.view.others + (now.resident * PAGE) as u64;
-        if still == 0 && self.view.alive > 1 && used < self.limit / 2 {
+        if still == 0 && self.view.alive > 1 && self.used(now) < self.limit / 2 {
             2
         } else {
             1
@@ -226,17 +224,14 @@ impl Part {
 
     /// Is it time for the engine? Memory is getting short, and the process has enough to give.
     pub fn is_due(&self, now: Statm) -> bool {
-        let resident = (now.resident * PAGE) as u64;
-        let threshold = self.threshold();
-        self.view.others + resident >= threshold && resident >= self.smallest()
+        self.used(now) >= self.threshold() && resident(now) >= self.smallest()
     }
 
     /// How much may grow before it is time for the engine, or all together are over the limit. Where others use nearly
     /// all, a process is let alone while it is small, the more so the longer (`still`: looks) it stays as it is.
     pub fn left(&self, now: Statm, still: u32) -> u64 {
-        let resident = (now.resident * PAGE) as u64;
-        let all = self.limit.saturating_sub(self.view.others + resident);
-        all.max(self.smallest().saturating_sub(resident) << still.min(4))
+        let all = self.limit.saturating_sub(self.used(now));
+        all.max(self.smallest().saturating_sub(resident(now)) << still.min(4))
     }
 
     /// Leaves the seat.
@@ -250,6 +245,10 @@ impl Part {
 /// What is the process's own: all but files and memory shared on purpose.
 fn own(now: Statm) -> u64 {
     (now.resident.saturating_sub(now.shared) * PAGE) as u64
+}
+
+fn resident(now: Statm) -> u64 {
+    (now.resident * PAGE) as u64
 }
 
 /// The number at the start.

@@ -6,6 +6,7 @@ use pageout::sync::Baton;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
 use rustix::thread::{futex, gettid, Timespec};
+use rustix::time::{clock_gettime, ClockId};
 
 pub use pageout::call::call as call6;
 
@@ -107,6 +108,12 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     let done = work();
     set_signals(mask);
     done
+}
+
+/// What a clock says, in ns.
+pub fn time(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The calling thread's number.

@@ -19,7 +19,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice, MapFlags, ProtFlags};
-use rustix::time::{clock_gettime, ClockId};
+use rustix::time::ClockId;
 
 /// Most twins that a child can find.
 const MOST: usize = 1024;
@@ -31,8 +31,7 @@ static BEGAN: AtomicI64 = AtomicI64::new(0);
 
 /// Before `main`.
 pub fn prepare_process() {
-    let now = clock_gettime(ClockId::RealtimeCoarse);
-    BEGAN.store(now.tv_sec * 1_000_000_000 + now.tv_nsec, Ordering::Relaxed);
+    BEGAN.store(sys::time(ClockId::RealtimeCoarse) as i64, Ordering::Relaxed);
 }
 
 /// Code of a file, as maps has it.

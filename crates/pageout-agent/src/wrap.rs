@@ -7,7 +7,7 @@
 //! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
-//! | mmap | who is far over the limit waits a little: what is new grows faster than anything leaves |
+//! | madvise, mmap | while far too much is there who takes more waits a little: what is new grows faster than anything leaves |
 //! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
 //! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
 //! | prctl | from a filter on nothing is called for a move that the filter may not allow |
@@ -234,18 +234,10 @@ unsafe fn populate(start: usize, len: usize, advice: c_int) -> Result<usize, Err
     };
     let Some(end) = start.checked_add(len).filter(|_| len > POPULATED) else { return advised(start, len) };
     let mut pieces = (start..end).step_by(POPULATED).map(|from| {
-        hold_up(POPULATED);
+        part::hold_up(POPULATED);
         advised(from, POPULATED.min(end - from))
     });
     pieces.find(Result::is_err).unwrap_or(Ok(0))
-}
-
-/// See [`part::hold_up`].
-fn hold_up(bytes: usize) {
-    // A filter may not allow to sleep.
-    if !is_filtered() {
-        part::hold_up(bytes);
-    }
 }
 
 /// Mappings that the program made here. One that takes the place of another of its size, which was not found yet,
@@ -280,14 +272,14 @@ pub unsafe extern "C" fn mmap(
     // SAFETY: as the caller promises.
     let mapped = unsafe { sys::call6(raw::__NR_mmap, arguments) };
     MAPPINGS.fetch_add(1, Ordering::Relaxed);
-    let is_memory = mapped.is_ok() && flags & ANONYMOUS == ANONYMOUS && access as u32 & raw::PROT_WRITE != 0;
-    if is_memory && !in_pieces {
-        hold_up(len);
-    }
-    if let (Ok(start), true) = (mapped, in_pieces) {
-        let writes = access as u32 & raw::PROT_WRITE != 0;
-        // SAFETY: what was just mapped. That it could not be populated is nobody's to know.
-        let _ = unsafe { populate(start, len, if writes { POPULATE_WRITE } else { POPULATE_READ }) };
+    let writes = access as u32 & raw::PROT_WRITE != 0;
+    match mapped {
+        Ok(start) if in_pieces => {
+            // SAFETY: what was just mapped. That it could not be populated is nobody's to know.
+            let _ = unsafe { populate(start, len, if writes { POPULATE_WRITE } else { POPULATE_READ }) };
+        }
+        Ok(_) if writes && flags & ANONYMOUS == ANONYMOUS => part::hold_up(len),
+        _ => {}
     }
     answer(mapped) as *mut c_void
 }

@@ -373,9 +373,9 @@ impl World {
         }
         // Another process may look, before anything is registered there: zeros are mapped.
         for _ in 0..self.below(20) {
-            let at = in_child(kernel.program_base() + self.below(self.plan.blocks * BLOCK_PAGES) * PAGE);
-            if there.find(at.wrapping_sub(offset)).is_some() {
-                let _ = child.engine.kernel.access(0, at, None);
+            let at = kernel.program_base() + self.below(self.plan.blocks * BLOCK_PAGES) * PAGE;
+            if there.find(at).is_some() {
+                let _ = child.engine.kernel.access(0, in_child(at), None);
             }
         }
         let moved = Moved::new(&parents, there, marked, &changes, false);
