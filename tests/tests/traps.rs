@@ -12,8 +12,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
 use pageout_tests::trap::{self, End, Trap};
 use pageout_tests::units::{in_mib, parse_size};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::RwLock;
 use std::time::Duration;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("run-killed".into(), || settings.run_killed()),
+        beside_others("run-gone".into(), || settings.run_gone()),
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
     ]);
@@ -420,6 +422,31 @@ impl Settings {
             return Err(format!("{out} bytes out, run ended with {code}; said: {said}").into());
         }
         Ok(())
+    }
+
+    /// When run has gone, what is executed later has no limit, and says nothing of it.
+    fn run_gone(&self) -> Result<(), Failed> {
+        let script = "echo ready; read line; true | cat; echo over";
+        let mut run = Command::new(self.pageout.clone()?)
+            .args(["run", "-m", "64M", "-s", "mem,size=64M", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let (mut input, mut output) = run.stdin.take().zip(run.stdout.take()).ok_or("no pipes")?;
+        output.read_exact(&mut [0; 6])?;
+        run.kill()?;
+        let Output { stderr, .. } = {
+            input.write_all(b"\n")?;
+            run.wait_with_output()?
+        };
+        let mut rest = String::new();
+        output.read_to_string(&mut rest)?;
+        let said = String::from_utf8_lossy(&stderr);
+        match (rest.as_str(), said.as_ref()) {
+            ("over\n", "") => Ok(()),
+            _ => Err(format!("said {rest:?} and {said:?}").into()),
+        }
     }
 
     /// A program that says `pid` and the processes to look at, and then takes memory by `threads` threads in all.

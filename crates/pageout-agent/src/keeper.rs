@@ -29,11 +29,12 @@ use pageout::swap::Place;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
 use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::futex;
 
+const F_GETFD: usize = linux_raw_sys::general::F_GETFD as usize;
 /// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
 const FASTEST: u64 = 20;
 /// Part of the stated slack that a watch may let pass between two looks, in bytes.
@@ -102,12 +103,6 @@ impl Path {
 
     fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
-    }
-
-    /// Is there what the socket lies in?
-    fn has_directory(&self) -> bool {
-        let end = self.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-        rustix::fs::stat(&self.bytes[..end]).is_ok()
     }
 }
 
@@ -323,11 +318,17 @@ extern "C" fn keeper(_: usize) -> ! {
     else {
         leave(0)
     };
+    // Where the program has closed 2 nothing of ours may get that number.
+    // SAFETY: the same.
+    if unsafe { sys::call(linux_raw_sys::general::__NR_fcntl, 2, F_GETFD, 0, 0) }.is_err() {
+        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_dup2, watch.as_raw_fd() as usize, 2, 0, 0) };
+    }
     let (link, welcome) = match Link::connect(path.as_bytes(), program, me) {
         Ok(met) => met,
         Err(errno) => {
-            // Whom another mount hides the socket from is told of by run itself: once for each program.
-            if errno != Errno::NOENT || path.has_directory() {
+            // Run has ended, which it said or its user saw, and with it the limit; every program that a shell starts would
+            // say it again. Or another mount hides the socket, which run itself tells of: once for each program.
+            if !matches!(errno, Errno::NOENT | Errno::CONNREFUSED) {
                 let why = match errno {
                     // Run is called by a path. SRCH: the root is in what was the /proc of a process (Chromium's sandbox).
                     Errno::SRCH | Errno::ACCESS => "its run cannot be reached from its root or by its user",

@@ -3,7 +3,7 @@
 //! addresses without access there, never a hole: nothing is ever unmapped, so nothing of the program's can be, which may
 //! map wherever it likes. Known, so that it is never adopted; private to the process, so not in a fork's child.
 //!
-//! The allocator serves powers of two up to 64 KiB, and a quarter more than each, from free lists over mapped chunks,
+//! The allocator serves powers of two up to 64 KiB, and one to seven eighths more than each, from free lists over mapped chunks,
 //! larger sizes from mappings of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.
 
 use crate::sys;

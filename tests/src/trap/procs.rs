@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("closefrom", "closes every descriptor beyond the third, again and again", closefrom),
+    Trap::new("closed-streams", "forks and executes with its standard streams closed", closed_streams),
     Trap::new("descriptors", "sees no descriptors come that it did not open", descriptors),
     Trap::new("daemon", "daemon(): the parent exits, the child goes on", daemon).need_not_swap().may_log(),
     Trap::new("daemon-closefrom", "the same by two forks, all descriptors closed", daemon_closefrom)
@@ -115,6 +116,26 @@ fn closefrom(ctx: &Ctx) -> Outcome {
     }
     close_all();
     field.check(4)
+}
+
+/// What a keeper opens may get these numbers.
+fn closed_streams(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let words = arguments(ctx, "fill", ctx.half())?;
+    let child = sys::fork(|| {
+        for stream in 0..3 {
+            // SAFETY: the streams of this child alone, which says nothing any more.
+            unsafe { libc::close(stream) };
+        }
+        let heir = sys::fork(|| field.check(1))?;
+        sys::wait_for(heir, 0)?;
+        let heir = sys::fork(|| Err(become_trap(&words)))?;
+        sys::wait_for(heir, 0)
+    })?;
+    field.fill(2);
+    ballast.walk()?;
+    field.check(2)?;
+    sys::wait_for(child, 0)
 }
 
 fn own_descriptors() -> Result<Vec<String>, Stop> {
