@@ -84,6 +84,11 @@ impl Bequests {
         Some(self.waiting.swap_remove(heir).2)
     }
 
+    /// How many files are open for them.
+    pub fn files(&self) -> usize {
+        self.alive.len()
+    }
+
     /// No child comes any more.
     pub fn close(&mut self) {
         self.waiting.clear();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail, Context, Result};
 
 use crate::memory;
-use crate::options::SettingOptions;
+use crate::options::{SettingOptions, SWAPIN};
 use crate::size::{Bytes, MIB};
 use crate::spec::Spec;
 use crate::sys;
@@ -85,7 +85,11 @@ impl Config {
             let text = match fs::read_to_string(&path) {
                 Ok(text) => text,
                 Err(error) if !required && error.kind() == ErrorKind::NotFound => continue,
-                Err(error) => bail!("{}: cannot be read: {}", path.display(), sys::reason(&error)),
+                Err(error) => {
+                    // One that nobody named is another user's, left in the environment by su or setpriv.
+                    let remedy = if required { "" } else { "; make it readable, or set HOME to your own" };
+                    bail!("{}: cannot be read: {}{remedy}", path.display(), sys::reason(&error))
+                }
             };
             // A later file replaces what an earlier one says, it does not add to it.
             values.extend(parse(&path, &text)?);
@@ -206,7 +210,7 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
 }
 
 fn swapin(written: &Written) -> Result<u32> {
-    let index = ["auto", "always", "madvise", "never"].iter().position(|word| *word == written.text);
+    let index = SWAPIN.iter().position(|word| *word == written.text);
     index.map(|index| index as u32).ok_or_else(|| written.complain("auto, always, madvise or never"))
 }
 

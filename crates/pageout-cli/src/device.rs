@@ -370,13 +370,22 @@ impl Opened {
         // Before it is judged by what it holds, which is another's while it is in use.
         take(&file, &name)?;
         let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
+        if kind.is_block_device() && held == 0 {
+            bail!(
+                "{name}: has no size: no medium is in it, or nothing is attached; name another with --swap"
+            );
+        }
         let header = header_of(&file, &name, held)?;
         // What lies behind the swap that the header speaks of is somebody else's.
         let room = header.unwrap_or(held);
         let header = header.is_some();
         let has_holes = kind.is_file() && about.blocks() * 512 < held;
         if !header && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
-            bail!("{name}: holds data that is not swap; run mkswap {name} if it may go, or name a new file");
+            // A run that was killed leaves what it wrote, and no sign of its own.
+            bail!(
+                "{name}: holds data that is not swap, or what a killed run left there; run mkswap {name} if it may go, or \
+                 name a new file"
+            );
         }
         let size = match spec.size {
             Some(size) if (header || kind.is_block_device()) && size.0 > room => {
@@ -491,7 +500,8 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     let reserve = (room.total_bytes / 20).max(GIB).min(free.0 / 2);
     let size = Bytes((free.0 - reserve) / LEAST.0 * LEAST.0);
     if size < LEAST {
-        bail!("{shown}: its file system is full: {free} free; free some, or name another place with --swap or TMPDIR");
+        let how = if free < LEAST { "free some" } else { "free some, or give size=64M" };
+        bail!("{shown}: its file system has only {free} free; {how}, or name another place with --swap or TMPDIR");
     }
     Ok(size)
 }

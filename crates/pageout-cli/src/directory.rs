@@ -17,7 +17,19 @@ pub fn runtime() -> PathBuf {
     }
 }
 
-/// The same, made if it is not there: what is wrong with it, and what to do, if it is of no use.
+/// Where sockets of the user's runs may be, the likeliest first: some are begun by who has no `XDG_RUNTIME_DIR` (cron,
+/// sudo) and looked at by who has the usual one, or the other way round.
+pub fn runtimes() -> Vec<PathBuf> {
+    let likeliest = runtime();
+    let user = sys::euid();
+    let usual = [format!("/run/user/{user}/pageout"), format!("/tmp/pageout-{user}")].map(PathBuf::from);
+    let is_usual = usual.contains(&likeliest);
+    let others =
+        usual.into_iter().filter(|other| is_usual && *other != likeliest && check_private(other).is_ok());
+    std::iter::once(likeliest.clone()).chain(others).collect()
+}
+
+/// [`runtime`], made if it is not there: what is wrong with it, and what to do, if it is of no use.
 pub fn ready_runtime() -> Result<PathBuf> {
     let path = runtime();
     let shown = path.display();

@@ -12,11 +12,13 @@ use pageout_uffd::{Features, Uffd};
 use crate::agent;
 use crate::config::Config;
 use crate::device::{self, Device};
-use crate::directory;
 use crate::kernel;
 use crate::memory;
 use crate::options::SettingOptions;
+use crate::report::Place;
+use crate::run::LEAST_OPEN_FILES;
 use crate::say;
+use crate::serve::{self, OPEN_FILES_EACH};
 use crate::size::Bytes;
 use crate::spec::Spec;
 use crate::sys;
@@ -66,9 +68,12 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
     memory_limits(&mut findings, &config);
     resource_limits(&mut findings);
     swap(&mut findings, &config);
-    match directory::ready_runtime() {
-        Ok(path) => findings.good("socket", format_args!("in {}", path.display())),
+    match serve::probe_socket() {
+        Ok(directory) => findings.good("socket", format_args!("in {}", directory.display())),
         Err(error) => findings.lack_by("socket", &error, ""),
+    }
+    if let Some(Err(error)) = config.stats.clone().map(Place::of) {
+        findings.lack_by("statistics", &error, "");
     }
     match agent::ready(false) {
         Ok(path) => findings.good("agent", format_args!("unpacked as {}", path.display())),
@@ -84,6 +89,7 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
 
 fn userfaultfd(findings: &mut Findings) {
     let release = sys::kernel_release();
+    let device = Path::new("/dev/userfaultfd");
     match Uffd::supported() {
         Ok(offered) => {
             let missing = kernel::NEEDED.difference(offered);
@@ -94,9 +100,10 @@ fn userfaultfd(findings: &mut Findings) {
                     findings.lack("kernel", found, "use Linux 6.8 or later")
                 }
             }
-            let way = match Uffd::open_device() {
-                Ok(_) => "through /dev/userfaultfd",
-                Err(_) => "through userfaultfd(2); /dev/userfaultfd is not for this user",
+            let way = match (Uffd::open_device(), device.exists()) {
+                (Ok(_), _) => "through /dev/userfaultfd",
+                (Err(_), true) => "through userfaultfd(2); /dev/userfaultfd is not for this user",
+                (Err(_), false) => "through userfaultfd(2); there is no /dev/userfaultfd",
             };
             findings.good("userfaultfd", way);
             if !offered.contains(Features::WP_UNPOPULATED) {
@@ -106,7 +113,7 @@ fn userfaultfd(findings: &mut Findings) {
         Err(error) => {
             let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
             findings.good("kernel", format_args!("Linux {release}; what it has is not to be seen"));
-            let remedy = match (Path::new("/dev/userfaultfd").exists(), sysctl.trim()) {
+            let remedy = match (device.exists(), sysctl.trim()) {
                 (true, "0") => {
                     "as root: setfacl -m u:USER:rw /dev/userfaultfd (this user alone), or sysctl \
                      vm.unprivileged_userfaultfd=1 (everybody)"
@@ -128,6 +135,9 @@ fn userfaultfd(findings: &mut Findings) {
 
 fn huge_pages(findings: &mut Findings) {
     let what = "huge pages";
+    if !Path::new("/sys/kernel").exists() {
+        return findings.weak(what, "not to be seen, so not used", "mount -t sysfs sysfs /sys");
+    }
     let modes = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     match chosen(&modes) {
         Some(mode @ ("always" | "madvise")) => {
@@ -165,6 +175,9 @@ fn io_uring(findings: &mut Findings) {
 fn memory_limits(findings: &mut Findings, config: &Config) {
     let total = Bytes(memory::total_bytes());
     let available = Bytes(memory::available_bytes());
+    if total.0 == u64::MAX {
+        return findings.lack("memory", "not to be seen", "mount -t proc proc /proc");
+    }
     match memory::cgroup_limit() {
         Some(limit) => {
             findings.good("memory", format_args!("{total}, and {} for this control group", Bytes(limit)))
@@ -184,14 +197,13 @@ fn memory_limits(findings: &mut Findings, config: &Config) {
 
 fn resource_limits(findings: &mut Findings) {
     let (_, files) = sys::limit_of(libc::RLIMIT_NOFILE);
-    match files < 1024 {
-        // Three for each process of the tree.
-        true => findings.weak(
-            "open files",
-            format_args!("at most {files}: enough for some {} processes", files / 3),
-            "ulimit -Hn 65536",
-        ),
-        false => findings.good("open files", format_args!("at most {files}")),
+    let found = format!("at most {files}: enough for some {} processes", files / OPEN_FILES_EACH as u64);
+    match files {
+        files if files < LEAST_OPEN_FILES => {
+            findings.lack("open files", format_args!("at most {files}"), "ulimit -Hn 65536")
+        }
+        files if files < 1024 => findings.weak("open files", found, "ulimit -Hn 65536"),
+        _ => findings.good("open files", format_args!("at most {files}")),
     }
     let (size, _) = sys::limit_of(libc::RLIMIT_FSIZE);
     if size < device::LEAST.0 {

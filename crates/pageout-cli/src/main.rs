@@ -40,6 +40,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{bail, Result};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use options::{Options, Verb};
@@ -108,7 +109,10 @@ fn one_line(error: &clap::Error) -> String {
     // Its first paragraph says what is wrong; in it, lines are the names that are missing.
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = paragraph.split_whitespace().collect();
-    let line = words.join(" ");
+    let line = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "no command is given".into(),
+        _ => words.join(" "),
+    };
     let verb = std::env::args_os().nth(1).and_then(|verb| verb.into_string().ok());
     let verb = verb.filter(|verb| Options::command().find_subcommand(verb).is_some());
     let help = verb.map_or_else(|| "pageout --help".into(), |verb| format!("pageout {verb} --help"));

@@ -111,7 +111,9 @@ const SECTIONS: [(&str, &[&str]); 11] = [
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
              program runs outside the limit, and a line says so.",
             "A process with an engine cannot unshare(CLONE_NEWUSER); engines start only when memory nears the limit. \
-             SIGKILL of pageout itself leaves the processes with the room that they have, and without new room.",
+             SIGKILL of pageout itself leaves the processes with the room that they have, and without new room; what \
+             they execute later has no limit, and a swap file that pageout made stays, with what was the program's memory \
+             in it: remove it.",
         ],
     ),
     (
@@ -131,7 +133,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
         "EXIT STATUS",
         &[
             "That of the program; 128+N if signal N ended it; 125 if pageout failed, 126 if the program cannot be \
-             executed, 127 if it was not found. pageout doctor exits with 0 if pageout run would work, else with 1.",
+             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1.",
         ],
     ),
     (

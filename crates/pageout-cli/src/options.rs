@@ -1,9 +1,10 @@
 //! The command line: what there is to say, not what it means. One table makes help, manual and completions.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Args, Command, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
 /// Run programs in less memory than they need
@@ -48,6 +49,25 @@ pub enum Verb {
     Man,
 }
 
+/// What `--swapin` takes; the place in it is what keepers are told.
+pub const SWAPIN: [&str; 4] = ["auto", "always", "madvise", "never"];
+
+/// Words that shells complete. Any is taken: it is understood, or complained of, like one in a file.
+#[derive(Clone)]
+struct Listed(&'static [&'static str]);
+
+impl TypedValueParser for Listed {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, _: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, None, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(|word| PossibleValue::new(*word))))
+    }
+}
+
 /// `pageout run`.
 #[derive(Debug, Args)]
 pub struct RunOptions {
@@ -58,7 +78,7 @@ pub struct RunOptions {
     #[arg(short = 'n', long)]
     pub dry_run: bool,
 
-    /// Say more; twice: much more
+    /// Say what is done, and at the end what was swapped; twice: much more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
@@ -67,7 +87,9 @@ pub struct RunOptions {
     pub quiet: u8,
 
     /// The program and its arguments
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    #[arg(
+        value_name = "COMMAND", required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments
+    )]
     pub command: Vec<OsString>,
 }
 
@@ -77,7 +99,7 @@ pub struct RunOptions {
 pub struct SettingOptions {
     /// Resident memory that the program and its descendants may keep together: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
     /// or max [default: 80%]
-    #[arg(short, long, value_name = "SIZE", allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<String>,
 
     /// Where pages go; may be repeated. PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
@@ -86,7 +108,7 @@ pub struct SettingOptions {
     pub swap: Vec<String>,
 
     /// Whether huge pages come back whole: auto, always, madvise or never [default: auto]
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN))]
     pub swapin: Option<String>,
 
     /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
@@ -110,7 +132,7 @@ pub struct SettingOptions {
 #[derive(Debug, Default, Args)]
 pub struct WhichRun {
     /// The tree: process id of pageout or of a process of the tree, or the name of its program
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     pub run: Option<String>,
 }
 

@@ -90,10 +90,21 @@ pub fn resolve(name: &OsStr) -> Result<PathBuf, Refused> {
         }
         // What cannot be read may still be run, and then nobody can tell what it is.
         Err(error) => {
-            let why = sys::reason(&error);
-            let line =
-                format!("{shown}: cannot be read, so it cannot be checked: {why}; run a readable copy");
-            Err(Refused::new(NOT_EXECUTABLE, line))
+            let (status, line) = match error.kind() {
+                ErrorKind::NotFound => (
+                    NOT_FOUND,
+                    "its interpreter was not found; check its first line, or its loader (file(1))".into(),
+                ),
+                ErrorKind::UnexpectedEof => (NOT_EXECUTABLE, "is cut short; name a whole program".into()),
+                _ => {
+                    let why = sys::reason(&error);
+                    (
+                        NOT_EXECUTABLE,
+                        format!("cannot be read, so it cannot be checked: {why}; run a readable copy"),
+                    )
+                }
+            };
+            Err(Refused::new(status, format!("{shown}: {line}")))
         }
     }
 }
@@ -206,7 +217,12 @@ fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
         return Ok(Some(Obstacle::Foreign));
     }
     const PT_INTERP: u32 = 3;
-    Ok(segment(file, head, PT_INTERP)?.is_none().then_some(Obstacle::Static))
+    let Some((offset, len)) = segment(file, head, PT_INTERP)? else { return Ok(Some(Obstacle::Static)) };
+    // What loads it must be there, as the interpreter of a script.
+    let mut loader = vec![0; len.min(libc::PATH_MAX as u64) as usize];
+    file.read_exact_at(&mut loader, offset)?;
+    let loader = loader.split(|byte| *byte == 0).next().unwrap_or_default();
+    sys::may_access(Path::new(OsStr::from_bytes(loader)), libc::F_OK).map(|()| None)
 }
 
 /// Whether the loader takes a file for a library to preload.

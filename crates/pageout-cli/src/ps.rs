@@ -37,16 +37,12 @@ pub fn ps(options: &PsOptions) -> Result<i32> {
 fn rows(view: &View) -> impl Iterator<Item = Vec<String>> + '_ {
     view.processes.iter().map(|process| {
         let bytes = |name| Bytes(process.counter(name)).to_string();
-        let limit = match process.counter("limit_bytes") {
-            u64::MAX => "max".into(),
-            _ => bytes("limit_bytes"),
-        };
         vec![
             process.pid().to_string(),
             process.name.clone(),
             bytes("resident_bytes"),
             Bytes(process.counter("swapped_pages") * PAGE).to_string(),
-            limit,
+            bytes("limit_bytes"),
             process.counter("pgfault").to_string(),
             format!("{:?}", process.state).to_lowercase(),
             view.run.to_string(),

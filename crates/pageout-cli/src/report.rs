@@ -10,6 +10,7 @@ use anyhow::{anyhow, bail, Result};
 use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
 
+use crate::device::PAGE;
 use crate::size::Bytes;
 use crate::sys;
 
@@ -71,7 +72,8 @@ impl Counters {
 #[derive(Debug)]
 pub struct Report {
     total: Counters,
-    listed: Vec<Counters>,
+    /// With their names.
+    listed: Vec<(String, Counters)>,
     unlisted: u64,
     lost: u64,
 }
@@ -93,11 +95,11 @@ impl Report {
         &self.total
     }
 
-    /// Keeps the counters of a process.
-    pub fn keep(&mut self, counters: Counters) {
+    /// Keeps the counters of a process of this name.
+    pub fn keep(&mut self, name: &str, counters: Counters) {
         self.total.add(&counters);
         if self.listed.len() < LISTED {
-            self.listed.push(counters);
+            self.listed.push((name.into(), counters));
         } else {
             self.unlisted += 1;
         }
@@ -112,6 +114,21 @@ impl Report {
     /// So many bytes of the devices had not come back when all processes had gone: a bug of ours.
     pub fn set_lost(&mut self, bytes: u64) {
         self.lost = bytes;
+    }
+
+    /// In a line.
+    pub fn summary(&self) -> String {
+        let of =
+            |wanted| self.total.plain.iter().find(|(name, _)| *name == wanted).map_or(0, |(_, value)| *value);
+        let [out, back] = ["pswpout", "pswpin"].map(|name| Bytes(of(name) * PAGE));
+        // Without a limit nobody counts.
+        let peak = match of("resident_peak_bytes") {
+            0 => String::new(),
+            peak => format!(" at most {} resident;", Bytes(peak)),
+        };
+        let processes = self.listed.len() as u64 + self.unlisted;
+        let plural = if processes == 1 { "" } else { "es" };
+        format!("{processes} process{plural};{peak} {out} written to swap, {back} read back")
     }
 
     /// Writes it, whole or not at all.
@@ -132,8 +149,12 @@ impl Report {
 
     fn json(&self) -> String {
         let mut object = self.total.json();
-        let processes = self.listed.iter().map(|counters| Value::Object(counters.json())).collect();
-        object.insert("processes".into(), Value::Array(processes));
+        let process = |(name, counters): &(String, Counters)| {
+            let mut process = counters.json();
+            process.insert("name".into(), json!(name));
+            Value::Object(process)
+        };
+        object.insert("processes".into(), self.listed.iter().map(process).collect());
         object.insert("processes_unlisted".into(), json!(self.unlisted));
         object.insert("swap_lost_bytes".into(), json!(self.lost));
         let mut text =
@@ -148,7 +169,6 @@ impl Report {
         let _ = writeln!(text, "{processes:>14}  processes");
         for (name, value) in self.total.plain.iter().filter(|(_, value)| *value != 0) {
             let _ = match (name.ends_with("_bytes"), *value) {
-                (true, u64::MAX) => writeln!(text, "{:>14}  {name}", "max"),
                 (true, bytes) => writeln!(text, "{:>14}  {name}", Bytes(bytes).to_string()),
                 (false, count) => writeln!(text, "{count:>14}  {name}"),
             };
@@ -256,7 +276,7 @@ mod tests {
             }
             page.stats().swpout[9].store(out, Relaxed);
             page.stats().fault_ns[4].store(1, Relaxed);
-            report.keep(Counters::of(page.stats(), pid));
+            report.keep("x", Counters::of(page.stats(), pid));
         }
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["pswpout"], 15);
@@ -281,7 +301,7 @@ mod tests {
         let page = stats();
         let mut report = Report::new(page.stats(), u64::MAX);
         page.stats().pgfault.store(1, Relaxed);
-        (0..LISTED as i32 + 3).for_each(|pid| report.keep(Counters::of(page.stats(), pid)));
+        (0..LISTED as i32 + 3).for_each(|pid| report.keep("x", Counters::of(page.stats(), pid)));
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["processes"].as_array().unwrap().len(), LISTED);
         assert_eq!(json["processes_unlisted"], 3);

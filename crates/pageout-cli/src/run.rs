@@ -52,6 +52,9 @@ const OTHERS: [i32; 10] = [
     libc::SIGSYS,
 ];
 
+/// Open files below which nothing works: devices, sockets, and what the first process takes.
+pub const LEAST_OPEN_FILES: u64 = 64;
+
 /// How long the keepers of ended processes may take to say what they have to say.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -79,18 +82,19 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     }
     let dispositions = sys::Dispositions::change();
     let umask = sys::let_owner_in();
+    let open_files = raise_open_files()?;
     let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
     let agent = agent::ready(false)?;
     let settings = settings(&config);
+    let names: Vec<String> = devices.iter().map(Device::shown).collect();
+    say::info(format_args!("limit {}, swap to {}", Bytes(config.limit_bytes), names.join(", ")));
     let mut server = Server::start(devices, settings)?;
 
     let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
     let signals = Signals::block(&watched).context("signals")?;
     sys::become_subreaper().context("subreaper")?;
-    // A process of the tree takes three descriptors here.
-    let open_files = sys::raise_limit(libc::RLIMIT_NOFILE);
     let mut command = Command::new(&program);
     command
         .arg0(&options.command[0])
@@ -110,8 +114,10 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let status = look_after(main, &signals, &mut server, strays);
     server.close();
     let status = status?;
-    if let Some(place) = place {
-        server.report().write(place)?;
+    say::info(server.report().summary());
+    if let Some(Err(error)) = place.map(|place| server.report().write(place)) {
+        // The program's status says how it went, which may have taken days.
+        say::error(format_args!("{error:#}"));
     }
     Ok(status)
 }
@@ -172,6 +178,15 @@ fn is_for_us_alone(number: i32) -> bool {
     CLOCKS.contains(&number) || HANGUP.contains(&number) && sys::leads_session()
 }
 
+/// Each process of the tree takes descriptors here. The limit as it was; the program gets that.
+fn raise_open_files() -> Result<u64> {
+    let most = sys::limit_of(libc::RLIMIT_NOFILE).1;
+    if most < LEAST_OPEN_FILES {
+        bail!("open files: at most {most}; allow {LEAST_OPEN_FILES} or more (ulimit -n)");
+    }
+    Ok(sys::raise_limit(libc::RLIMIT_NOFILE))
+}
+
 /// All but the devices, which come and go.
 fn settings(config: &Config) -> Settings {
     Settings {
@@ -187,13 +202,14 @@ fn settings(config: &Config) -> Settings {
 fn not_started(program: &Path, error: &std::io::Error) -> Refused {
     let shown = program.display();
     match error.kind() {
-        // It is there, so it is what runs it that is not.
+        // It was there a moment ago.
         ErrorKind::NotFound => {
-            Refused::new(NOT_FOUND, format!("{shown}: its interpreter was not found; check its first line"))
+            Refused::new(NOT_FOUND, format!("{shown}: not found; check its name and PATH"))
         }
         // Not by the program, but on the way to it.
-        _ if error.raw_os_error() == Some(libc::EMFILE) => {
-            Refused::new(FAILED, format!("{shown}: {}; raise the limit (ulimit -n)", sys::reason(error)))
+        _ if error.raw_os_error() == Some(libc::EAGAIN) => {
+            let remedy = "raise ulimit -u, or pids.max of the control group";
+            Refused::new(FAILED, format!("{shown}: no room for another process; {remedy}"))
         }
         _ => Refused::new(NOT_EXECUTABLE, format!("{shown}: {}; name a program", sys::reason(error))),
     }
@@ -202,10 +218,7 @@ fn not_started(program: &Path, error: &std::io::Error) -> Refused {
 fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
     kernel::check()?;
     say::print(format_args!("program  {}\n", program.display()));
-    match config.limit_bytes {
-        u64::MAX => say::print("memory   max\n"),
-        bytes => say::print(format_args!("memory   {}\n", Bytes(bytes))),
-    }
+    say::print(format_args!("memory   {}\n", Bytes(config.limit_bytes)));
     for spec in specs {
         let (name, size) = Device::plan(spec)?;
         say::print(format_args!("swap     {name}, up to {size}\n"));

@@ -1,6 +1,6 @@
 //! The user's running trees: finding them by their sockets, and asking them.
 //!
-//! Only the user's own runtime directory is looked into, and only if nobody else can enter it.
+//! Only the user's own runtime directories are looked into, and only if nobody else can enter them.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -125,13 +125,13 @@ type Found = (Vec<(Run, View)>, Vec<(i32, String)>);
 
 /// Every run of the user.
 fn all() -> Result<Found> {
-    let directory = directory::runtime();
     let (mut runs, mut silent) = (Vec::new(), Vec::new());
-    if !directory.exists() {
-        return Ok((runs, silent));
+    let mut entries = Vec::new();
+    for directory in directory::runtimes().into_iter().filter(|directory| directory.exists()) {
+        directory::check_private(&directory)?;
+        entries.extend(fs::read_dir(&directory).with_context(|| directory.display().to_string())?);
     }
-    directory::check_private(&directory)?;
-    for entry in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
+    for entry in entries {
         let path = entry?.path();
         // What refuses is left of a run that was killed.
         let Ok(socket) = sys::connect_to(&path) else { continue };
@@ -182,7 +182,9 @@ pub fn one(id: Option<&str>) -> Result<(Run, View)> {
         bail!("{} trees are running: {}; choose one with --run PID", runs.len(), names.join(", "));
     }
     runs.pop().ok_or_else(|| {
-        anyhow!("no tree of yours is running (no socket in {})", directory::runtime().display())
+        let looked: Vec<String> =
+            directory::runtimes().iter().map(|directory| directory.display().to_string()).collect();
+        anyhow!("no tree of yours is running (no socket in {})", looked.join(", "))
     })
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 use pageout::stats::STATS_BYTES;
+use pageout::tree::SEATS;
 use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
 
 use crate::bequests::{Bequest, Bequests};
@@ -32,6 +33,9 @@ use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
 
+/// Descriptors that a process takes here (socket, pidfd, userfaultfd), and that the server itself does.
+pub const OPEN_FILES_EACH: usize = 3;
+const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
 /// Between two calls for empty trunks.
@@ -47,6 +51,10 @@ pub struct Server {
     listener: Listener,
     /// False while no more connections can be taken; then the ones that wait, wait.
     accepting: bool,
+    /// Descriptors that we may have, and whether it was said that there are no more.
+    open_files: usize,
+    told_crowded: bool,
+    told_seatless: bool,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
     /// Programs that cannot be limited, by their names, which were told of.
@@ -180,6 +188,9 @@ impl Server {
         Ok(Self {
             listener,
             accepting: true,
+            open_files: sys::limit_of(libc::RLIMIT_NOFILE).0 as usize,
+            told_crowded: false,
+            told_seatless: false,
             connections: Vec::new(),
             leaving: Vec::new(),
             unlimited: HashSet::new(),
@@ -265,7 +276,7 @@ impl Server {
         self.clients().any(|client| !client.has_ended())
     }
 
-    /// Whether any keeper is connected, or its process not yet gone.
+    /// Whether no keeper is connected, and every process that had one is gone.
     pub fn is_idle(&self) -> bool {
         self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
     }
@@ -330,21 +341,22 @@ impl Server {
         Ok(ready[0] != 0)
     }
 
+    /// Takes in who knocks, as long as there are descriptors for all that a process takes: who must wait waits in its
+    /// call to connect, or for the welcome, and knows of nothing else.
     fn accept(&mut self) {
         loop {
+            let served = self.connections.len() + self.leaving.len();
+            let taken = OWN_OPEN_FILES + self.bequests.files() + served * OPEN_FILES_EACH;
+            if taken + OPEN_FILES_EACH > self.open_files {
+                return self.take_no_more();
+            }
             let socket = match sys::accept_on(self.listener.socket.as_fd()) {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
                 {
-                    self.accepting = false;
-                    say::warning(format_args!(
-                        "{} processes served, no more for now: {}; raise the limit of open files (ulimit -n)",
-                        self.connections.len(),
-                        sys::reason(&error)
-                    ));
-                    return;
+                    return self.take_no_more();
                 }
                 Err(_) => continue,
             };
@@ -363,6 +375,16 @@ impl Server {
             } else {
                 say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
             }
+        }
+    }
+
+    fn take_no_more(&mut self) {
+        self.accepting = false;
+        if !std::mem::replace(&mut self.told_crowded, true) {
+            say::warning(format_args!(
+                "{} processes served, others wait until one has ended: too many open files; raise the limit (ulimit -n)",
+                self.connections.len()
+            ));
         }
     }
 
@@ -418,6 +440,11 @@ impl Server {
                 }
                 let (mut client, page) = welcome(message, connection.peer, &mut self.seats)?;
                 let shared = [page.as_fd(), self.seats.file()];
+                if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
+                    say::warning(format_args!(
+                        "more than {SEATS} processes: each one more may have all of the limit for itself"
+                    ));
+                }
                 let (settings, given) = self.mounts.settings(&self.settings);
                 client.has = given;
                 let files = shared.into_iter().chain(self.mounts.files(given));
@@ -462,6 +489,7 @@ impl Server {
             (Some(Kind::Holding), Some(client)) => {
                 let context = fds.into_iter().next();
                 client.held = Some(context.ok_or_else(|| anyhow!("sent no userfaultfd"))?);
+                say::info(format_args!("{} ({}): near the limit; pages may leave", client.pid, client.name));
             }
             (Some(Kind::Log), client) => {
                 let text = String::from_utf8_lossy(message.text());
@@ -570,8 +598,8 @@ impl Server {
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
         self.seats.leave(client.seat);
-        self.report.keep(client.counters());
-        say::debug(format_args!("{} ({}): over", client.pid, client.name));
+        self.report.keep(&client.name, client.counters());
+        say::debug(format_args!("{} ({}): ended", client.pid, client.name));
     }
 
     /// Asks all for their empty trunks, if somebody got none. Not often: who has none to give is asked too.
@@ -610,7 +638,7 @@ impl Server {
         if some_live {
             // All stays as it is if we are killed: which trunks the living read from, their own, those of parents
             // and those that parents wait to use again, none of them can tell us any more.
-            clients.iter().for_each(|client| self.report.keep(client.counters()));
+            clients.iter().for_each(|client| self.report.keep(&client.name, client.counters()));
             return self.mounts.leave_as_they_are();
         }
         clients.into_iter().for_each(|client| self.bury(client));
@@ -662,6 +690,11 @@ fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
     let file = sys::memfd(c"pageout-stats", STATS_BYTES as u64, true)?;
     let mapping = Mapping::of(&file, STATS_BYTES)?;
     Ok((file, mapping))
+}
+
+/// Whether a run could listen, and in which directory.
+pub fn probe_socket() -> Result<PathBuf> {
+    listen().map(|listener| listener.path.parent().expect("a file in a directory").to_owned())
 }
 
 /// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed. One at a

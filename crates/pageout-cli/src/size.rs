@@ -10,7 +10,8 @@ pub const MIB: u64 = 1 << 20;
 /// One GiB in bytes.
 pub const GIB: u64 = 1 << 30;
 
-/// A number of bytes; shows as `1.5G`, and exact multiples of a unit without a fraction.
+/// A number of bytes; shows as `1.5G`, exact multiples of a unit without a fraction, and the largest, which is no limit,
+/// as `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -19,6 +20,9 @@ const UNITS: [(char, u32); 5] = [('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == u64::MAX {
+            return f.pad("max");
+        }
         for (letter, power) in UNITS {
             let unit = 1u64 << (10 * power);
             if self.0 >= unit {

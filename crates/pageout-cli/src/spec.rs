@@ -46,6 +46,10 @@ impl Spec {
         let place = match parts.next() {
             None | Some("") => bail!("{text}: takes {TAKES}"),
             Some("mem") => Place::Memory,
+            // What is to come must not change what a command line means.
+            Some(name @ ("lz4" | "zram" | "zstd")) => {
+                bail!("{text}: no memory is compressed yet; name a file of that name as ./{name}")
+            }
             Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
         };
         let mut spec = Self { place, ..Self::unnamed() };
@@ -54,7 +58,7 @@ impl Spec {
             match part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value))) {
                 ("size", Some(value)) => match value.parse() {
                     Ok(size) => spec.size = Some(size),
-                    Err(_) => bail!("{text}: size={value}: takes a size like 8G"),
+                    Err(_) => bail!("{text}: size={value}: takes a size like 8G, less than 16E"),
                 },
                 ("pri", Some(value)) => match value.parse() {
                     Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),
@@ -101,7 +105,11 @@ mod tests {
         assert_eq!(says(""), format!(": {takes}"));
         assert_eq!(says("mem,fast"), format!("mem,fast: fast: {takes}"));
         assert_eq!(says("mem,discard=1"), format!("mem,discard=1: discard=1: {takes}"));
-        assert_eq!(says("a,size=x"), "a,size=x: size=x: takes a size like 8G");
+        assert_eq!(says("a,size=x"), "a,size=x: size=x: takes a size like 8G, less than 16E");
+        assert_eq!(
+            says("lz4,size=1G"),
+            "lz4,size=1G: no memory is compressed yet; name a file of that name as ./lz4"
+        );
         assert_eq!(says("a,pri=99999"), "a,pri=99999: pri=99999: takes a number from -1 to 32767");
     }
 }

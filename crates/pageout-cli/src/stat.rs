@@ -64,7 +64,7 @@ pub fn stat(options: &StatOptions) -> Result<i32> {
 fn delay(text: &str) -> Result<Duration> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => bail!("DELAY {text}: takes seconds, like 1 or 0.5"),
+        _ => bail!("DELAY {text}: takes seconds, like 1 or 0.5, from 0.01 on"),
     }
 }
 
@@ -165,8 +165,14 @@ mod tests {
     #[test]
     fn delays_and_counts() {
         assert_eq!(delay("0.5").unwrap(), Duration::from_millis(500));
-        assert_eq!(delay("0").unwrap_err().to_string(), "DELAY 0: takes seconds, like 1 or 0.5");
-        assert_eq!(delay("inf").unwrap_err().to_string(), "DELAY inf: takes seconds, like 1 or 0.5");
+        assert_eq!(
+            delay("0").unwrap_err().to_string(),
+            "DELAY 0: takes seconds, like 1 or 0.5, from 0.01 on"
+        );
+        assert_eq!(
+            delay("inf").unwrap_err().to_string(),
+            "DELAY inf: takes seconds, like 1 or 0.5, from 0.01 on"
+        );
         assert_eq!(count("0").unwrap_err().to_string(), "COUNT 0: takes a number of lines, 1 or more");
     }
 }

@@ -253,12 +253,17 @@ fn why_not_preloaded(pid: i32) -> Option<String> {
         return Some(format!("{obstacle}, so pageout cannot be preloaded"));
     }
     if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
-        return Some(format!("runs as another user than pageout ({user}), so pageout was not preloaded"));
+        return Some(format!(
+            "runs as another user than pageout ({user}), so pageout was not preloaded (run pageout as that user)"
+        ));
     }
     if !has_our_root(pid) {
         return Some("has another root than pageout, where neither agent nor run can be reached".into());
     }
-    (!was_told(pid)).then(|| "its environment was cleared, so pageout was not preloaded".into())
+    (!was_told(pid)).then(|| {
+        let variables = format!("LD_PRELOAD and {}", pageout::wire::ENV_RUN);
+        format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
+    })
 }
 
 /// Whether a process finds run's socket by its path. The child of a fork takes the agent along wherever it goes.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Result};
 use serde_json::json;
 
 use crate::options::{SwapoffOptions, SwaponOptions};
@@ -11,6 +11,7 @@ use crate::runs::{self, Run, Switched};
 use crate::say;
 use crate::size::Bytes;
 use crate::spec::{Place, Spec};
+use crate::sys;
 
 /// How long a device may stay as full as it is before the user is told.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,7 +67,12 @@ fn watch(run: &Run, what: &str) -> Result<()> {
 
 /// From the root on: the tree may work in another directory.
 fn absolute(path: PathBuf) -> Result<String> {
-    let absolute = std::path::absolute(&path).with_context(|| path.display().to_string())?;
+    if path.as_os_str().is_empty() {
+        bail!("no device is named; see pageout show");
+    }
+    let absolute = std::path::absolute(&path).map_err(|e| {
+        anyhow!("{}: working directory: {}; name it from the root on", path.display(), sys::reason(&e))
+    })?;
     match absolute.into_os_string().into_string() {
         Ok(path) => Ok(path),
         Err(path) => bail!("{}: not UTF-8; name it by a path that is", PathBuf::from(path).display()),

@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Minus one means: look at errno.
@@ -349,14 +349,30 @@ pub fn die_of_broken_pipes() {
 /// Whether SIGPIPE was ignored when we were started. std ignores it before `main`, and gives children its default.
 static BROKEN_PIPES_IGNORED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn look_at_broken_pipes() {
+/// A bit for each standard stream that was closed then. std opens /dev/null in its place, where output would be lost
+/// in silence.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+extern "C" fn look_before_std() {
     BROKEN_PIPES_IGNORED.store(is_ignored(libc::SIGPIPE), Relaxed);
+    // SAFETY: takes integers only.
+    let is_closed = |stream: &RawFd| unsafe { libc::fcntl(*stream, libc::F_GETFD) } < 0;
+    let closed = (0..3).filter(is_closed).fold(0, |closed, stream| closed | 1 << stream);
+    CLOSED.store(closed, Relaxed);
+}
+
+/// Closes again the standard streams that were closed when we were started. Async-signal-safe.
+fn close_streams() {
+    for stream in (0..3).filter(|stream| CLOSED.load(Relaxed) & 1 << stream != 0) {
+        // SAFETY: /dev/null, by its number only.
+        unsafe { libc::close(stream) };
+    }
 }
 
 /// Called by the C library, before std's runtime is.
 #[used]
 #[link_section = ".init_array"]
-static BEFORE_STD: extern "C" fn() = look_at_broken_pipes;
+static BEFORE_STD: extern "C" fn() = look_before_std;
 
 /// Whether a signal is ignored.
 pub fn is_ignored(number: i32) -> bool {
@@ -440,7 +456,7 @@ impl Signals {
         Some(Signal { number: info.ssi_signo as i32, from_process: info.ssi_code <= 0 })
     }
 
-    /// Makes `command` start with the signals and the limit of open files that we were started with.
+    /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with.
     pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64, umask: u32) {
         let before = self.before;
         // SAFETY: the closure runs between fork and exec and makes system calls only.
@@ -448,6 +464,7 @@ impl Signals {
             command.pre_exec(move || {
                 set_soft_limit(libc::RLIMIT_NOFILE, open_files);
                 dispositions.restore();
+                close_streams();
                 libc::umask(umask);
                 libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 Ok(())

@@ -50,7 +50,7 @@ fn command_lines() {
 fn no_room_for_descriptors() {
     let place = Place::new();
     let ended = finish(&mut place.pageout_after("ulimit -n 8", &["run", "/bin/true"]));
-    let line = "pageout: /bin/true: too many open files; raise the limit (ulimit -n)\n";
+    let line = "pageout: open files: at most 8; allow 64 or more (ulimit -n)\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
 }
 
@@ -126,9 +126,8 @@ fn programs() {
     place.file("notes", b"text", 0o600);
     refused(&place, &["./notes"], 126, "./notes: not executable; chmod +x ./notes if it is a program");
     place.file("script", b"#!/no/such/interpreter\n", 0o700);
-    refused(&place, &["./script"], 126, {
-        "./script: cannot be read, so it cannot be checked: no such file or directory; run a readable copy"
-    });
+    let no_interpreter = "its interpreter was not found; check its first line, or its loader (file(1))";
+    refused(&place, &["./script"], 127, &format!("./script: {no_interpreter}"));
 
     let mut elf = fs::read("/bin/true").unwrap();
     let mut program = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
@@ -141,6 +140,13 @@ fn programs() {
     program("static", &|elf| elf[56..58].fill(0));
     program("narrow", &|elf| elf[4] = 1);
     program("plain", &|_| {});
+    program("unloadable", &|elf| {
+        let at = elf.windows(10).position(|name| name == b"/ld-linux-").unwrap();
+        elf[at + 1] = b'x';
+    });
+    program("short", &|elf| elf.truncate(100));
+    refused(&place, &["./unloadable"], 127, &format!("./unloadable: {no_interpreter}"));
+    refused(&place, &["./short"], 126, "./short: is cut short; name a whole program");
     refused(&place, &["./static"], 125, {
         "./static: statically linked, so pageout cannot be preloaded; use a dynamically linked build"
     });
@@ -186,7 +192,7 @@ fn swap_paths() {
     swap_refused(&place, "small", "{}: too small: 4M; the least that works is 64M");
     place.file("letters", &[b'x'; 8192], 0o600);
     swap_refused(&place, "letters", {
-        "{}: holds data that is not swap; run mkswap {} if it may go, or name a new file"
+        "{}: holds data that is not swap, or what a killed run left there; run mkswap {} if it may go, or name a new file"
     });
     assert_eq!(fs::read(place.path("letters")).unwrap(), [b'x'; 8192]);
     place.file("open", b"", 0o644);
@@ -247,7 +253,7 @@ fn full_file_systems_and_tmpfs() {
     let warning = "pageout: tmp: on tmpfs, so what is swapped out stays in memory; set TMPDIR to a directory on a disk, \
                    or name a file with --swap\n";
     let ended = run("8M");
-    let full = "pageout: tmp: its file system is full: 8M free; free some, or name another place with --swap or TMPDIR\n";
+    let full = "pageout: tmp: its file system has only 8M free; free some, or name another place with --swap or TMPDIR\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, format!("{warning}{full}").as_str()));
     let ended = run("1G");
     assert_eq!((ended.status, ended.err.as_str()), (0, warning));

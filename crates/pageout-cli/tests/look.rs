@@ -146,7 +146,7 @@ fn nothing_runs() {
     here.refuses(&["stat"], &line);
     let line = "--run 1: no tree of yours has such a process or program; see pageout ps";
     here.refuses(&["ps", "--run", "1"], line);
-    here.refuses(&["stat", "x"], "DELAY x: takes seconds, like 1 or 0.5");
+    here.refuses(&["stat", "x"], "DELAY x: takes seconds, like 1 or 0.5, from 0.01 on");
     here.refuses(&["stat", "1", "0"], "COUNT 0: takes a number of lines, 1 or more");
     here.refuses(&["show", "--fast"], "unexpected argument '--fast' found; see pageout show --help");
     // What a run that was killed left behind, and what is none.

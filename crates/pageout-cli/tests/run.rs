@@ -210,6 +210,22 @@ fn the_program_has_only_its_own_descriptors() {
 }
 
 #[test]
+fn streams_that_are_closed_stay_closed() {
+    let place = Place::new();
+    let closed = |step: &str| {
+        let script = "for fd in 0 1 2; do test -e /proc/$$/fd/$fd && echo $fd; done >open; true";
+        finish(&mut place.pageout_after(step, &["run", "sh", "-c", script]));
+        fs::read_to_string(place.path("open")).unwrap()
+    };
+    assert_eq!(closed("true"), "0\n1\n2\n");
+    // The shell's own redirection is 1.
+    assert_eq!(closed("exec <&- >&- 2>&-"), "1\n");
+    assert_eq!(closed("exec 2>&-"), "0\n1\n");
+    let ended = finish(&mut place.pageout_after("exec >&-", &["run", "echo", "lost"]));
+    assert_eq!((ended.status, ended.err.lines().count()), (1, 1), "{}", ended.err);
+}
+
+#[test]
 fn output_ends_with_the_program() {
     let place = Place::new();
     let script = "echo done; exec >&- 2>&-; sleep 2";
@@ -377,6 +393,10 @@ fn statistics() {
     assert!(table.err.contains("          512M  limit_bytes\n"), "{}", table.err);
     let stream = finish(&mut place.pageout(["run", "--stats", "/dev/stdout", "true"]));
     assert!(serde_json::from_str::<serde_json::Value>(&stream.out).is_ok(), "{}", stream.out);
+    // What the program ended with is not lost with them.
+    let full = finish(&mut place.pageout(["run", "--stats", "/dev/full", "sh", "-c", "exit 3"]));
+    let line = "pageout: --stats /dev/full: no space left on device; name a file that can be written\n";
+    assert_eq!((full.status, full.err.as_str()), (3, line));
 }
 
 #[test]

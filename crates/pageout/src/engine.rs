@@ -1,7 +1,8 @@
 //! The engine of one process: what the two paths share.
 //!
 //! Lock order: events → block → everything else, all of which are leaves here (frames, policy, and those of
-//! `slot`). No I/O, no wait for another thread's progress, under any of them.
+//! `slot`). No I/O, no wait for another thread's progress, under any of them; but the events lock is held over the clone of
+//! a fork, which nobody who needs it may delay.
 
 use crate::fault::crowd::Crowd;
 use crate::fault::order::Orders;

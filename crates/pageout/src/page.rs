@@ -13,7 +13,7 @@
 //! | verb | from | to | who |
 //! |---|---|---|---|
 //! | adopt | None | Resident | adopter, which found it mapped |
-//! | fill | None, Zero | Resident | fault: zeros |
+//! | fill | None, Zero, Resident | Resident | fault: zeros; Resident where somebody discarded it past us |
 //! | inherit | None | Swapped | a fork's child, before it goes on: its parent's page was out |
 //! | detach | Resident | Resident | who clears a device, or a fault while it is full: the entry is given up |
 //! | leave | Resident | Cached | evictor, after MOVE out |
@@ -96,7 +96,7 @@ impl Word {
         self.become_(Tag::Resident, 0)
     }
 
-    /// None, Zero → Resident: zeros were mapped.
+    /// None, Zero, Resident → Resident: zeros were mapped.
     #[must_use]
     pub fn fill(self) -> Word {
         debug_assert!(matches!(self.tag(), Tag::None | Tag::Zero | Tag::Resident));
