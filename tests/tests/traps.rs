@@ -59,6 +59,7 @@ fn main() -> ExitCode {
         ("one", 2),
         ("again", 1),
         ("mmap", 2),
+        ("executable", 2),
         ("malloc", 2),
         ("brk", 1),
         ("huge", 2),

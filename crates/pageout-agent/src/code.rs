@@ -107,6 +107,20 @@ impl Code {
         self.areas.extend_from_slice(areas);
     }
 
+    /// What is in this range is about to move, or to grow: it would take along that children do not get it, also when it is
+    /// code no more. If it is, it is found again.
+    pub fn moves(&mut self, start: usize, end: usize) {
+        if self.state == State::Kept {
+            self.areas.retain(|area| {
+                let stays = area.1 <= start || end <= area.0;
+                if !stays {
+                    advise(*area, Advice::LinuxDoFork);
+                }
+                stays
+            });
+        }
+    }
+
     /// From here on children do not get it.
     pub fn keep(&mut self) {
         match self.state {

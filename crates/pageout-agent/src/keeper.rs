@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
-use pageout::frame::{Frames, CHUNK};
+use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::{nobody_is_called, HugePages, Kernel, Linux};
 use pageout::reclaim::Round;
 use pageout::space::discover::{bss_end, Area, Walk};
@@ -380,6 +380,9 @@ extern "C" fn keeper(_: usize) -> ! {
         scanned: (0, 0, 0),
         areas: Vec::with_capacity(256),
         code: Vec::with_capacity(256),
+        executable: 0,
+        asked_executable: false,
+        takes_executable: false,
         evictor: 0,
         hurried: false,
         unmanaged: 0,
@@ -418,6 +421,10 @@ struct Life {
     areas: Vec<(usize, usize)>,
     /// What can be executed.
     code: Vec<(usize, usize)>,
+    /// Bytes of memory that can be executed, at the last look; whether frames for it were asked for, and are there.
+    executable: usize,
+    asked_executable: bool,
+    takes_executable: bool,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
     hurried: bool,
@@ -518,12 +525,18 @@ impl Life {
         // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
         // the reader of events.
         let mut taking = heir::Taking::new();
+        let executable;
         match &heir {
             Some(file) => {
+                let (code, found) = (&mut self.code, &mut self.executable);
                 self.maps.read(c"/proc/self/smaps", |line| {
-                    self.code.extend(Area::parse(line).filter(is_code).map(|area| (area.start, area.end)));
+                    if let Some(area) = Area::parse(line) {
+                        code.extend(is_code(&area).then_some((area.start, area.end)));
+                        *found += if area.is_executable() { area.end - area.start } else { 0 };
+                    }
                     taking.step(line);
                 });
+                executable = self.executable_frames(&kernel);
                 if !taking.register(file, &kernel) {
                     give_up(format_args!(
                         "process {}: what it inherits cannot be registered, or was moved by another thread during the \
@@ -534,6 +547,10 @@ impl Life {
             }
             None => {
                 self.find_areas();
+                executable = self.executable_frames(&kernel);
+                if executable.is_some() {
+                    self.find_areas();
+                }
                 let register =
                     |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
                 taking.registered.extend(self.areas.iter().filter(register));
@@ -572,6 +589,7 @@ impl Life {
         let place = Place::new(64, [], Box::new(self.link));
         self.devices.open_all(&place, self.link);
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
+        executable.into_iter().for_each(|base| frames.open_executable(base));
         let mut engine = Engine::new(kernel, config, frames, place, self.stats);
         if let Some(file) = &heir {
             engine = engine.with_key(file.key());
@@ -710,7 +728,7 @@ impl Life {
         engine.give_way(((stays + room) as usize) / PAGE);
         let now = engine.kernel.now();
         let (from, since, then) = *self.over.get_or_insert((now, now, stays));
-        // An executable heap that is collected never is.
+        // A locked heap that is collected never is.
         let settled = stays.abs_diff(then) < limit / 64 || now - from >= RESTLESS;
         if stays <= limit {
             self.over = None;
@@ -724,7 +742,7 @@ impl Life {
             self.link.log(
                 1,
                 format_args!(
-                    "process {}: {}M of its memory cannot go (files, shared, locked or executable memory, stacks and \
+                    "process {}: {}M of its memory cannot go (files, code, shared or locked memory, stacks and \
                      the like); it stays over its limit of {}M; give at least {}M",
                     program(),
                     mebibytes(stays),
@@ -783,17 +801,39 @@ impl Life {
             let mut header = [0; 1024];
             bss_end(sys::read_memory(at, &mut header)?, at, file_end)
         };
-        let mut walk = Walk::new();
-        let (areas, code) = (&mut self.areas, &mut self.code);
+        let mut walk = Walk::new(self.takes_executable);
+        let (areas, code, executable) = (&mut self.areas, &mut self.code, &mut self.executable);
         code.clear();
+        *executable = 0;
         self.maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
             code.extend(is_code(&area).then_some((area.start, area.end)));
             if memory::is_own(area.start, area.end) {
                 return;
             }
+            *executable += if area.is_executable() { area.end - area.start } else { 0 };
             areas.extend(walk.step(&area, refused, bss_end_of));
         });
+    }
+
+    /// New memory of so many bytes is worth to be taken up.
+    fn worth(&self) -> u64 {
+        (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH)
+    }
+
+    /// Room for frames for memory that can be executed, once there is much of that. From here on it is found.
+    fn executable_frames(&mut self, kernel: &Linux) -> Option<usize> {
+        if (self.executable as u64) < self.worth() || core::mem::replace(&mut self.asked_executable, true) {
+            return None;
+        }
+        // Refused where nothing may be written and executed: then there is no more of the program's, either.
+        let base = memory::map_executable(EXECUTABLE * PAGE).ok()?;
+        if kernel.register(base, EXECUTABLE * PAGE).is_err() {
+            memory::unmap(base, EXECUTABLE * PAGE);
+            return None;
+        }
+        self.takes_executable = true;
+        Some(base)
     }
 
     /// Adopts areas that are there and not managed yet, if it is worth it, or much is `over` the limit, in bytes: what grows
@@ -802,6 +842,10 @@ impl Life {
         let engine = &keeper.engine;
         let loans = keeper.code.lock().loans();
         self.find_areas();
+        if let Some(base) = self.executable_frames(&engine.kernel) {
+            engine.frames.open_executable(base);
+            self.find_areas();
+        }
         if !keeper.code.lock().found(&self.code, loans) {
             self.scanned = (0, 0, 0);
         }
@@ -813,7 +857,7 @@ impl Life {
             }
         }
         let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();
-        let worth = (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH);
+        let worth = self.worth();
         if over < worth as i64 && (grown as u64) < self.part.of_slack(worth) {
             return;
         }

@@ -165,9 +165,21 @@ fn take(len: usize, align: usize) -> Result<usize, Errno> {
 /// # Errors
 /// The kernel's; ENOMEM also when there are too many mappings.
 pub fn map(len: usize, align: usize) -> Result<usize, Errno> {
+    open(len, align, MprotectFlags::READ | MprotectFlags::WRITE)
+}
+
+/// The same, to be executed as well.
+///
+/// # Errors
+/// As [`map`]; the kernel's also where nothing may be written and executed.
+pub fn map_executable(len: usize) -> Result<usize, Errno> {
+    open(len, PAGE, MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)
+}
+
+fn open(len: usize, align: usize, access: MprotectFlags) -> Result<usize, Errno> {
     let start = take(len, align)?;
     // SAFETY: nobody else's addresses.
-    let opened = unsafe { mm::mprotect(start as *mut _, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+    let opened = unsafe { mm::mprotect(start as *mut _, len, access) };
     // The program may have locked the reservation (mlockall), and then it would never move.
     keep_for_us(start, len);
     opened.map(|()| start).inspect_err(|_| unmap(start, len))

@@ -85,8 +85,10 @@ pub unsafe fn remap(
 ) -> Result<usize, Errno> {
     // SAFETY: by contract.
     let direct = || unsafe { call(old, old_len, new_len, flags, new) };
-    if keeper::active().is_none() {
-        return direct();
+    let Some(keeper) = keeper::active() else { return direct() };
+    // Where the program has put up a filter, nobody may be waited for.
+    if !wrap::is_filtered() {
+        sys::quietly(|| keeper.code.lock().moves(old, old.saturating_add(old_len)));
     }
     if flags == MAYMOVE | FIXED | DONTUNMAP && old_len != 0 && !is_one(old, old.saturating_add(old_len)) {
         // It would move a part and say that it moved nothing.

@@ -22,7 +22,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              if that is less, is let alone.",
             "What counts: all resident memory of a process as /proc/PID/status shows it (VmRSS), the engine's own included; \
              of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
-             go: files and libraries, shared memory, locked and executable memory, thread stacks, mappings of less than 16 KiB, pages that a device \
+             go: files and libraries, shared and locked memory, code that cannot be written, thread stacks, mappings of less than 16 KiB, pages that a device \
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \

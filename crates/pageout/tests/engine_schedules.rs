@@ -41,6 +41,7 @@ fn base() -> Plan {
         slow: false,
         rotational: false,
         real: false,
+        executable: 0,
         inline: false,
         habits: Habits { bare: true, ..Habits::ALL },
     }

@@ -10,7 +10,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("grows-slowly", "maps a little more every now and then: not a mapping each", grows_slowly),
     Trap::new(
         "touch",
-        "[malloc|brk|mmap|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
+        "[malloc|brk|mmap|executable|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
         touch,
     )
     .helper(),
@@ -36,6 +36,11 @@ fn grows_slowly(ctx: &Ctx) -> Outcome {
 fn touch(ctx: &Ctx) -> Outcome {
     let new_piece: fn(usize) -> Result<Span, Stop> = match ctx.args.first().map(String::as_str) {
         None | Some("mmap") => |_| sys::map(4 << 20),
+        Some("executable") => |_| {
+            let piece = sys::map(4 << 20)?;
+            sys::protect(piece, sys::RW | libc::PROT_EXEC)?;
+            Ok(piece)
+        },
         Some("malloc") => |_| allocate(64 << 10),
         Some("brk") => |_| grow_break(64 << 10),
         Some("huge") => |_| huge(64 << 20),

@@ -105,6 +105,11 @@ pub const TRAPS: &[Trap] = &[
         "memory that was mapped right behind what libraries have",
         behind_libraries,
     ),
+    Trap::new(
+        "executable",
+        "memory that can be written and executed, by two threads and children",
+        executable,
+    ),
     Trap::new("jit", "code that is written, evicted, made executable and run", jit),
     Trap::new("mseal", "sealed memory is evicted like any other", mseal),
 ];
@@ -1490,6 +1495,88 @@ fn jit(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     field.pieces(PAGE).try_for_each(|page| page.part(8, PAGE - 8).check(1))
+}
+
+/// As in heaps of Lisp: all that there is can be executed.
+fn executable(ctx: &Ctx) -> Outcome {
+    const THREADS: usize = 2;
+    let Some(code_for) = code_that_returns() else {
+        return Err(Stop::Skip("this trap has no code for this kind of CPU".into()));
+    };
+    let rwx = sys::RW | libc::PROT_EXEC;
+    let whole = sys::map_aligned(ctx.size, BLOCK)?;
+    sys::protect(whole, rwx)?;
+    whole.fill(1);
+    // Some is moved and has its access changed now and then; the rest is for the threads.
+    let (mut moves, field) = (whole.part(0, ctx.size / 16), whole.part(ctx.size / 16, ctx.size / 16 * 15));
+    let write = |page: Span, number: u16| {
+        // SAFETY: the page is ours; unaligned words of code.
+        unsafe { page.as_ptr::<[u8; 8]>().write_unaligned(code_for(number)) };
+    };
+    let call = |page: Span| {
+        // SAFETY: the page begins with such a function.
+        let function: extern "C" fn() -> u32 = unsafe { std::mem::transmute(page.start) };
+        function()
+    };
+    let origin = moves.start;
+    (0..field.pages()).for_each(|page| write(field.page(page), page as u16));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (stop, write, call) = (&stop, &write, &call);
+                scope.spawn(move || {
+                    let mut dice = Dice::new(thread);
+                    let mut numbers: Vec<u16> = (0..field.pages()).map(|page| page as u16).collect();
+                    let mut rounds = 0;
+                    while rounds < 2 * field.pages() || !stop.load(Ordering::Relaxed) {
+                        rounds += 1;
+                        let page = dice.roll(field.pages() / THREADS) * THREADS + thread;
+                        let (at, number) = (field.page(page), &mut numbers[page]);
+                        ensure!(call(at) == u32::from(*number), "page {page} returned {}", call(at));
+                        at.part(8, PAGE - 8).check(1)?;
+                        if dice.roll(3) == 0 {
+                            *number = number.wrapping_add(1);
+                            write(at, *number);
+                        }
+                    }
+                    let mut mine = (thread..field.pages()).step_by(THREADS);
+                    mine.try_for_each(|page| {
+                        ensure!(call(field.page(page)) == u32::from(numbers[page]), "page {page} at the end");
+                        field.page(page).part(8, PAGE - 8).check(1)
+                    })
+                })
+            })
+            .collect();
+        let mut dice = Dice::new(THREADS);
+        let deadline = ctx.deadline();
+        let done = (|| {
+            while Instant::now() < deadline {
+                for access in [libc::PROT_READ | libc::PROT_EXEC, sys::RW, rwx] {
+                    sys::protect(moves, access)?;
+                    moves.check_as(origin, 1)?;
+                }
+                moves = sys::remap(moves, moves.len, libc::MREMAP_MAYMOVE | sys::FIXED, Mover::place(0))?;
+                moves.check_as(origin, 1)?;
+                moves = sys::remap(moves, moves.len, libc::MREMAP_MAYMOVE | sys::FIXED, origin)?;
+                let some: Vec<usize> = (0..64).map(|_| dice.roll(field.pages())).collect();
+                let child = sys::fork(|| {
+                    moves.check_as(origin, 1)?;
+                    some.iter().try_for_each(|page| {
+                        let at = field.page(*page);
+                        ensure!(call(at) <= u32::from(u16::MAX), "page {page} in the child");
+                        at.part(8, PAGE - 8).check(1)
+                    })
+                })?;
+                sys::wait_for(child, 0)?;
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        threads
+            .into_iter()
+            .fold(done, |done, thread| done.and(thread.join().expect("the thread does not panic")))
+    })
 }
 
 /// Eight bytes of code for a function that returns the number.

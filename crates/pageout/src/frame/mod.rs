@@ -10,11 +10,16 @@
 //! Huge frames (2 MiB) lie in a part of their own: a huge page moved into a block that once held small ones is split
 //! by the kernel, at 300 times the cost.
 //!
+//! MOVE wants the same access on both sides. So what can be executed leaves into chunks of a third part, which is mapped
+//! like it, and whose memory is given back as soon as it is written; it comes in by COPY. There is that part once somebody
+//! has made it ([`Frames::open_executable`]).
+//!
 //! Lists are vectors that never grow beyond their first capacity: the fault path allocates nothing.
 //! Their locks are leaves: nothing is taken under them.
 
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
-use crate::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize};
+use crate::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,6 +28,9 @@ use alloc::vec::Vec;
 pub const CHUNK: usize = 64;
 /// Most pieces that one [`Frames::take`] returns: a block's, of loose frames too.
 pub const PARTS: usize = BLOCK_PAGES / UNIT_PAGES + 1;
+
+/// Frames for what can be executed: as much as an evictor and the servers have under way together.
+pub const EXECUTABLE: usize = 24 * CHUNK;
 
 static FRAME_LOCKS: LockClass = LockClass::new();
 
@@ -98,6 +106,10 @@ pub struct Frames {
     holes: Lock<Vec<u32>>,
     huge_ready: Lock<Vec<u32>>,
     huge_holes: Lock<Vec<u32>>,
+    /// 0: there is no such part.
+    executable_base: AtomicUsize,
+    /// Its chunks that are holes, by their first frame.
+    executable_holes: Lock<Vec<u32>>,
     /// Of each chunk, the frames that became holes since it was filled.
     emptied: Box<[AtomicU8]>,
     /// Of each frame that holds a Cached page, that page's address: `mremap` may change it.
@@ -130,19 +142,24 @@ impl Frames {
             holes: Lock::new((0..chunks as u32).rev().collect(), &FRAME_LOCKS),
             huge_ready: Lock::new(Vec::with_capacity(huge), &FRAME_LOCKS),
             huge_holes: Lock::new((0..huge as u32).rev().collect(), &FRAME_LOCKS),
+            executable_base: AtomicUsize::new(0),
+            executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
             emptied: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
-            owners: (0..frames + huge * BLOCK_PAGES).map(|_| AtomicU64::new(0)).collect(),
+            owners: (0..frames + huge * BLOCK_PAGES + EXECUTABLE).map(|_| AtomicU64::new(0)).collect(),
             small: frames,
             ready_pages: AtomicUsize::new(0),
             huge_count: AtomicUsize::new(0),
         }
     }
 
-    /// Where a frame is. Frames from [`Frames::first_huge`] on are the pages of huge frames.
+    /// Where a frame is. Frames from [`Frames::first_huge`] on are the pages of huge frames, and behind them those for what
+    /// can be executed.
     pub fn address(&self, frame: u32) -> usize {
-        match (frame as usize).checked_sub(self.small) {
-            None => self.base + frame as usize * PAGE,
-            Some(page) => self.huge_base + page * PAGE,
+        let frame = frame as usize;
+        match frame.checked_sub(self.small) {
+            None => self.base + frame * PAGE,
+            Some(page) if page < self.huge_pages() => self.huge_base + page * PAGE,
+            Some(page) => self.executable_base.load(Relaxed) + (page - self.huge_pages()) * PAGE,
         }
     }
 
@@ -150,7 +167,36 @@ impl Frames {
     pub fn has(&self, address: usize) -> bool {
         let within = |base: usize, bytes: usize| address.wrapping_sub(base) < bytes;
         within(self.base, self.small * PAGE)
-            || within(self.huge_base, (self.owners.len() - self.small) * PAGE)
+            || within(self.huge_base, self.huge_pages() * PAGE)
+            || self.has_executable() && within(self.executable_base.load(Relaxed), EXECUTABLE * PAGE)
+    }
+
+    fn huge_pages(&self) -> usize {
+        self.owners.len() - self.small - EXECUTABLE
+    }
+
+    /// From here on there is a part for what can be executed: [`EXECUTABLE`] holes from `base` on. Once.
+    pub fn open_executable(&self, base: usize) {
+        let first = self.small + self.huge_pages();
+        self.executable_holes
+            .lock()
+            .extend((first..first + EXECUTABLE).step_by(CHUNK).map(|frame| frame as u32));
+        self.executable_base.store(base, Release);
+    }
+
+    /// Is there such a part?
+    pub fn has_executable(&self) -> bool {
+        self.executable_base.load(Acquire) != 0
+    }
+
+    /// A chunk of it to fill: its first frame.
+    pub fn take_executable_holes(&self) -> Option<u32> {
+        self.executable_holes.lock().pop()
+    }
+
+    /// Such a chunk is all holes again.
+    pub fn executable_dropped(&self, first: u32) {
+        self.executable_holes.lock().push(first);
     }
 
     /// The number of the first page of the first huge frame.
@@ -335,6 +381,8 @@ pub struct Census {
     pub huge_ready: Vec<u32>,
     /// Huge frames that are holes.
     pub huge_holes: Vec<u32>,
+    /// Chunks for what can be executed that are holes, by their first frame.
+    pub executable_holes: Vec<u32>,
 }
 
 #[cfg(any(test, feature = "simulated"))]
@@ -351,6 +399,7 @@ impl Frames {
             emptied: self.emptied.iter().map(|emptied| emptied.load(Relaxed) as usize).collect(),
             huge_ready: self.huge_ready.lock().clone(),
             huge_holes: self.huge_holes.lock().clone(),
+            executable_holes: self.executable_holes.lock().clone(),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! lock of this module held: there the test lets other threads of the program go on. Not for production.
 
 use super::{Event, Fault, Found, Kernel};
-use crate::frame::CHUNK;
+use crate::frame::{CHUNK, EXECUTABLE};
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
@@ -37,6 +37,8 @@ pub struct Page {
     pub marked: bool,
     /// The program may write.
     pub writable: bool,
+    /// It can be executed: MOVE wants that of both sides, or of neither.
+    pub executable: bool,
     /// The kernel may give huge pages here. Elsewhere a fault makes a page table before the engine hears of it.
     pub advised: bool,
     /// Memory is there.
@@ -109,6 +111,8 @@ struct State {
     partial: u32,
     /// So many of 65536 copies find no memory.
     short: u32,
+    /// So many of 65536 mappings can be executed.
+    executable: u32,
     /// Who works now answers faults: it must not raise one.
     serving: bool,
     /// Faults are not told by events: the thread is sent a signal (`UFFD_FEATURE_SIGBUS`).
@@ -121,6 +125,8 @@ pub struct Simulated {
     reserved: (usize, usize),
     program: usize,
     small: usize,
+    /// First page of the frames that can be executed.
+    executable: usize,
     state: Lock<State>,
     meanwhile: OnceBox<Box<dyn Fn() + Send + Sync>>,
     held: OnceBox<Box<dyn Fn(bool) -> bool + Send + Sync>>,
@@ -143,7 +149,8 @@ impl Simulated {
     /// Without memory.
     pub fn new(blocks: usize, chunks: usize, huge: usize, seed: u64) -> Self {
         let small = (chunks * CHUNK * PAGE).next_multiple_of(BLOCK);
-        let len = blocks * BLOCK + small + huge * BLOCK + BLOCK;
+        let executable = (EXECUTABLE * PAGE).next_multiple_of(BLOCK);
+        let len = blocks * BLOCK + small + huge * BLOCK + executable + BLOCK;
         // SAFETY: a fresh mapping.
         let start = unsafe {
             mmap_anonymous(
@@ -156,7 +163,9 @@ impl Simulated {
         let start = start.expect("memory for a simulation") as usize;
         let mut pages = vec![Page::default(); len / PAGE];
         let frame = Page { mapping: 1, registered: true, writable: true, ..Page::default() };
-        pages[blocks * BLOCK_PAGES..(len - BLOCK) / PAGE].fill(frame);
+        let executable = (len - BLOCK - executable) / PAGE;
+        pages[blocks * BLOCK_PAGES..executable].fill(frame);
+        pages[executable..(len - BLOCK) / PAGE].fill(Page { executable: true, ..frame });
         let state = State {
             pages,
             huge: vec![false; len / BLOCK],
@@ -170,6 +179,7 @@ impl Simulated {
             random: seed,
             partial: 0,
             short: 0,
+            executable: 0,
             serving: false,
             signals: false,
         };
@@ -178,6 +188,7 @@ impl Simulated {
             reserved: (start, len + BLOCK),
             program: blocks * BLOCK,
             small,
+            executable,
             state: Lock::new(state, &LOCKS),
             meanwhile: OnceBox::new(),
             held: OnceBox::new(),
@@ -210,6 +221,11 @@ impl Simulated {
         self.state.lock().short = of_65536;
     }
 
+    /// So many of 65536 mappings can be executed.
+    pub fn set_executable(&self, of_65536: u32) {
+        self.state.lock().executable = of_65536;
+    }
+
     /// Says whether who works from now on answers faults, and so must not raise one; returns what held before.
     pub fn set_serving(&self, serving: bool) -> bool {
         core::mem::replace(&mut self.state.lock().serving, serving)
@@ -228,6 +244,11 @@ impl Simulated {
     /// Where huge frames start.
     pub fn huge_base(&self) -> usize {
         self.frames_base() + self.small
+    }
+
+    /// Where frames start that can be executed.
+    pub fn executable_base(&self) -> usize {
+        self.address(self.executable)
     }
 
     /// A chunk of zeros.
@@ -293,9 +314,12 @@ impl Simulated {
         let registered = state.pages[range.clone()].iter().any(|page| page.registered);
         state.mappings += 1;
         let mapping = state.mappings;
+        let executable =
+            state.executable > 0 && splitmix(&mut state.random) % 65536 < state.executable.into();
         for index in range.clone() {
             self.drop_page(&mut state, index);
-            state.pages[index] = Page { mapping, writable: true, advised: huge, ..Page::default() };
+            state.pages[index] =
+                Page { mapping, writable: true, executable, advised: huge, ..Page::default() };
         }
         if huge {
             for block in range.start.div_ceil(BLOCK_PAGES)..range.end / BLOCK_PAGES {
@@ -341,8 +365,9 @@ impl Simulated {
         let mapping = state.mappings;
         for (i, index) in target.enumerate() {
             let Some(source) = (i < source.len()).then(|| source.start + i) else {
-                let Page { registered, marked, writable, .. } = state.pages[index - 1];
-                state.pages[index] = Page { mapping, registered, marked, writable, ..Page::default() };
+                let Page { registered, marked, writable, executable, .. } = state.pages[index - 1];
+                state.pages[index] =
+                    Page { mapping, registered, marked, writable, executable, ..Page::default() };
                 continue;
             };
             let page = state.pages[source];
@@ -376,10 +401,11 @@ impl Simulated {
     pub fn grow(&self, end: usize, len: usize) {
         let mut state = self.state.lock();
         let range = self.range(end, len);
-        let Page { mapping, registered, marked, writable, .. } = state.pages[range.start - 1];
+        let Page { mapping, registered, marked, writable, executable, .. } = state.pages[range.start - 1];
         for index in range {
             assert_eq!(state.pages[index].mapping, 0, "grows over another mapping");
-            state.pages[index] = Page { mapping, registered, marked, writable, ..Page::default() };
+            state.pages[index] =
+                Page { mapping, registered, marked, writable, executable, ..Page::default() };
         }
     }
 
@@ -782,7 +808,8 @@ impl Kernel for Simulated {
             return refused(Errno::INVAL);
         }
         let (first, last) = (state.pages[target.start], state.pages[source.start]);
-        if !first.registered || !first.writable || !last.writable {
+        let alike = first.executable == last.executable;
+        if !first.registered || !first.writable || !last.writable || !alike {
             return refused(Errno::INVAL);
         }
         if len == BLOCK && self.move_huge(&mut state, target.start, source.start) {

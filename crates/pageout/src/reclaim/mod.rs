@@ -305,6 +305,16 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
+    /// The same of a chunk for what can be executed, of which `filled` frames are filled. If it cannot be dropped, nobody uses
+    /// it any more.
+    pub(crate) fn drop_executable(&self, first: u32, filled: usize) {
+        let _regions = self.events.read();
+        if filled == 0 || self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
+            self.frames.executable_dropped(first);
+            self.budget.fetch_add(filled as i64, Relaxed);
+        }
+    }
+
     fn drop_huge(&self, pages: usize) -> usize {
         let mut dropped = 0;
         while dropped < pages {

@@ -1,6 +1,6 @@
 //! Which mappings of a process can be managed, from the text of `/proc/self/maps`.
 //!
-//! Managed: private, readable and writable, not executable, anonymous; and private anonymous addresses without
+//! Managed: private, readable and writable, anonymous, and executable where the caller says so; and private anonymous addresses without
 //! access that begin where such an area ends: allocators reserve them and open them piece by piece with mprotect
 //! (malloc in every thread but the first), faster than new pieces are found. Not managed, and counted as memory
 //! that cannot go: everything else, stacks, the engine's own memory, and the zero-initialised data of shared
@@ -38,6 +38,11 @@ impl<'a> Area<'a> {
     /// Private anonymous memory that the program reads and writes.
     pub fn is_adoptable(&self) -> bool {
         self.permissions == b"rw-p" && self.is_anonymous()
+    }
+
+    /// The same of memory that can be executed as well.
+    pub fn is_executable(&self) -> bool {
+        self.permissions == b"rwxp" && self.is_anonymous()
     }
 
     /// Private anonymous addresses that are not to be touched yet; too many to be a guard.
@@ -78,6 +83,8 @@ pub struct Walk {
     after_library: usize,
     /// End of the last area that was taken.
     after_taken: usize,
+    /// What can be executed is taken too: there are frames for it.
+    executable: bool,
 }
 
 /// Zero-initialised data of a shared library are expected to be at most this long; what an area has beyond
@@ -89,9 +96,9 @@ const SMALL_BSS: usize = 64 << 10;
 const SMALLEST_RESERVE: usize = 64 << 10;
 
 impl Walk {
-    /// At the start of maps.
-    pub fn new() -> Self {
-        Self::default()
+    /// At the start of maps. `executable`: see [`Area::is_executable`].
+    pub fn new(executable: bool) -> Self {
+        Self { executable, ..Self::default() }
     }
 
     /// The part of the next line's area that can be adopted, unless the caller knows why it must not be. `bss_end`:
@@ -110,14 +117,15 @@ impl Walk {
             return None;
         }
         let mut start = area.start;
+        let is_memory = area.is_adoptable() || self.executable && area.is_executable();
         if start == self.after_library {
-            let asks = area.is_adoptable() && area.end - start > SMALL_BSS;
+            let asks = is_memory && area.end - start > SMALL_BSS;
             let end = if asks { bss_end(self.library, start) } else { None };
             start += end.map_or(LIBRARY_BSS, |end| (end - start).min(LIBRARY_BSS));
         }
-        let fit = area.is_adoptable() || (area.start == self.after_taken && area.is_reserve());
+        let fit = is_memory || (area.start == self.after_taken && area.is_reserve());
         let taken = fit && start < area.end && !refused(start, area.end);
-        if taken && area.is_adoptable() {
+        if taken && is_memory {
             self.after_taken = area.end;
         }
         taken.then_some((start, area.end))
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn library_bss_is_left_out_and_what_follows_is_not() {
-        let mut walk = Walk::new();
+        let mut walk = Walk::new(false);
         let mut step = |area: &Area<'_>| walk.step(area, |_, _| false, |_, _| None);
         let lib = Area::parse(b"100000-200000 rw-p 00001000 08:01 77 /usr/lib/libc.so.6").unwrap();
         assert_eq!(step(&lib), None);
@@ -201,7 +209,7 @@ mod tests {
         let data = area(b"140000-142000 rw-p 0003f000 08:01 77 /usr/lib/libc.so.6");
         let behind = area(b"142000-342000 rw-p 00000000 00:00 0 ");
         let step = |end: Option<usize>| {
-            let mut walk = Walk::new();
+            let mut walk = Walk::new(false);
             [code, data].iter().for_each(|area| assert_eq!(walk.step(area, |_, _| false, |_, _| None), None));
             let asked = |at, file_end| {
                 assert_eq!((at, file_end), (code.start, data.end));
@@ -244,12 +252,12 @@ mod tests {
         let area = |line: &'static [u8]| Area::parse(line).unwrap();
         let heap = area(b"7f0000000000-7f0000021000 rw-p 00000000 00:00 0 ");
         let reserve = area(b"7f0000021000-7f0004000000 ---p 00000000 00:00 0 ");
-        let mut walk = Walk::new();
+        let mut walk = Walk::new(false);
         assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), None);
         assert!(walk.step(&heap, |_, _| false, |_, _| None).is_some());
         assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), Some((reserve.start, reserve.end)));
         // Not behind what is not taken, not a guard page, not somebody's file, not behind another reserve.
-        walk = Walk::new();
+        walk = Walk::new(false);
         assert_eq!(walk.step(&heap, |_, _| true, |_, _| None), None);
         assert_eq!(walk.step(&reserve, |_, _| false, |_, _| None), None);
         for other in [

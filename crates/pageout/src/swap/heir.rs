@@ -16,13 +16,14 @@
 //! fork has gone; then the parent gives them up ([`Engine::disinherit`]).
 
 use crate::engine::{Engine, Key};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Partial};
 use crate::page::Tag;
 use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
 use crate::swap::swapout::is_zero;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::WriteGuard;
 use alloc::vec::Vec;
+use rustix::io::Errno;
 
 /// The first page of a file that a bequest is written to. Behind it come what changed until the child was there, the
 /// parent's areas, pairs of addresses, and the heirlooms, at a multiple of their size.
@@ -219,20 +220,31 @@ impl<K: Kernel> Engine<K> {
     /// Takes away what is mapped at a page. False: it cannot be, or is not zeros.
     fn take_zeros(&self, page: usize) -> bool {
         let Some((first, filled)) = self.frames.take_holes() else { return false };
-        let frame = self.frames.address(first + filled as u32);
-        let mut backoff = crate::sync::Backoff::new();
-        // Somebody may have it for a moment: khugepaged, or who looks.
-        let taken = (0..MOST_TRIES).any(|_| {
-            let moved = self.kernel.move_pages(frame, page, PAGE, false).is_ok();
-            if !moved {
-                backoff.snooze();
-            }
-            moved
-        });
-        // SAFETY: a frame that is filled, and nobody else's.
-        let is_zeros = taken && unsafe { is_zero(frame) };
-        let is_hole = !taken || self.kernel.drop_frames(frame, PAGE).is_ok();
+        let mut done = self.take_zeros_by(self.frames.address(first + filled as u32), page);
         self.frames.filled(first, filled);
-        is_zeros && is_hole
+        if done == Err(Errno::INVAL) {
+            let Some(first) = self.frames.take_executable_holes() else { return false };
+            done = self.take_zeros_by(self.frames.address(first), page);
+            self.frames.executable_dropped(first);
+        }
+        done == Ok(true)
+    }
+
+    /// The same by a hole for that; whether it was zeros.
+    fn take_zeros_by(&self, frame: usize, page: usize) -> Result<bool, Errno> {
+        let mut backoff = crate::sync::Backoff::new();
+        let mut tries = 0;
+        // Somebody may have it for a moment: khugepaged, or who looks.
+        while let Err(Partial { errno, .. }) = self.kernel.move_pages(frame, page, PAGE, false) {
+            tries += 1;
+            if errno == Errno::INVAL || tries == MOST_TRIES {
+                return Err(errno);
+            }
+            backoff.snooze();
+        }
+        // SAFETY: a frame that is filled, and nobody else's.
+        let is_zeros = unsafe { is_zero(frame) };
+        self.kernel.drop_frames(frame, PAGE)?;
+        Ok(is_zeros)
     }
 }

@@ -397,7 +397,7 @@ impl<K: Kernel> Engine<K> {
     /// Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
         if pages == 1 && (!self.is_full() || self.is_copied()) {
-            return self.map_copy(to, from);
+            return self.map_copy(to, from, 1);
         }
         let wake = pages == 1 || !makes(Flaw::WakeForgotten);
         match self.move_timed(to, from, pages, wake) {
@@ -411,8 +411,22 @@ impl<K: Kernel> Engine<K> {
             Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::EXIST) => {
                 (0, true, Some(partial.errno))
             }
-            Err(_) => self.map_copy(to, from),
+            // It can be executed, as the frames cannot.
+            Err(Partial { errno: Errno::INVAL, .. }) if self.frames.has_executable() => {
+                self.map_by_copy(to, from, pages)
+            }
+            Err(_) => self.map_copy(to, from, 1),
         }
+    }
+
+    /// What MOVE does, by COPY: the frames are holes afterwards.
+    fn map_by_copy(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
+        let (done, _, errno) = self.map_copy(to, from, pages);
+        let emptied = done > 0 && self.kernel.drop_frames(from, done * PAGE).is_ok();
+        if emptied {
+            self.budget.fetch_add(done as i64, Relaxed);
+        }
+        (done, emptied, errno)
     }
 
     /// Does a single page come in by COPY, with memory full? MOVE interrupts each other CPU that the program runs on, which costs
@@ -434,15 +448,19 @@ impl<K: Kernel> Engine<K> {
         moved
     }
 
-    /// A page by COPY. The frame stays filled: this is one more page.
-    fn map_copy(&self, to: usize, from: usize) -> (usize, bool, Option<Errno>) {
-        match self.kernel.copy(to, from, PAGE, true) {
-            Ok(()) => {
-                self.budget.fetch_sub(1, Relaxed);
-                (1, false, None)
+    /// Pages by COPY. The frames stay filled: these are so many more pages.
+    fn map_copy(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
+        let (done, errno) = match self.kernel.copy(to, from, pages * PAGE, true) {
+            Ok(()) => (pages, None),
+            // The rest is taken up by the next round.
+            Err(partial) if partial.done > 0 => {
+                self.kernel.wake(to, partial.done);
+                (partial.done / PAGE, None)
             }
-            Err(partial) => (0, false, Some(partial.errno)),
-        }
+            Err(partial) => (0, Some(partial.errno)),
+        };
+        self.budget.fetch_sub(done as i64, Relaxed);
+        (done, false, errno)
     }
 
     /// Frames `index..index + count` of a buffer were moved away.

@@ -12,7 +12,7 @@
 use crate::device::Run;
 use crate::engine::Engine;
 use crate::flaw::{makes, Flaw};
-use crate::frame::CHUNK;
+use crate::frame::{CHUNK, EXECUTABLE};
 use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
@@ -55,6 +55,9 @@ pub struct Outgoing {
     /// The chunk being filled and how far.
     chunk: Option<(u32, usize)>,
     chunks: Vec<u32>,
+    /// The same of what can be executed, and how far each is filled.
+    executable: Option<(u32, usize)>,
+    executables: Vec<(u32, usize)>,
     /// Huge frames, how many pages of each are filled, and whether by one huge page.
     huge: Vec<(u32, usize, bool)>,
     busy: Vec<usize>,
@@ -90,6 +93,9 @@ struct Leaving {
     /// Unit by unit: a MOVE of several was refused as a whole, since another mapping begins between them or one is read-only or
     /// locked.
     apart: bool,
+    /// Into frames that can be executed; and where the others have been tried.
+    executable: bool,
+    refused: Option<usize>,
     index: usize,
     moved: u64,
 }
@@ -141,6 +147,8 @@ impl Outgoing {
             results: Vec::with_capacity(MOST + BLOCK_PAGES),
             chunk: None,
             chunks: Vec::with_capacity(MOST / CHUNK + 2),
+            executable: None,
+            executables: Vec::with_capacity(EXECUTABLE / CHUNK),
             huge: Vec::with_capacity(2),
             busy: Vec::with_capacity(MOST),
             memory: Memory::Asked,
@@ -270,8 +278,18 @@ impl<K: Kernel> Engine<K> {
         drop(block);
         drop(regions);
         let busy_before = out.busy.len();
-        let mut leaving =
-            Leaving { block_start, first, units, leave, unshared, apart: false, index: first, moved: 0 };
+        let mut leaving = Leaving {
+            block_start,
+            first,
+            units,
+            leave,
+            unshared,
+            apart: false,
+            executable: false,
+            refused: None,
+            index: first,
+            moved: 0,
+        };
         // Servers wait for the locks to read a fault.
         while leaving.index < leaving.end() {
             match self.leave_run(out, &mut leaving) {
@@ -444,18 +462,7 @@ impl<K: Kernel> Engine<K> {
             leaving.index = end;
             return Left::Some;
         };
-        let (chunk, filled) = match out.chunk {
-            Some((chunk, filled)) if filled < CHUNK => (chunk, filled),
-            _ => match self.frames.take_holes() {
-                Some(begun) => {
-                    if let Some((full, _)) = out.chunk.replace(begun) {
-                        out.chunks.push(full);
-                    }
-                    begun
-                }
-                None => return Left::NoRoom,
-            },
-        };
+        let Some((chunk, filled)) = self.holes(out, leaving.executable) else { return Left::NoRoom };
         let upto = if leaving.apart { unit_end(index) } else { end };
         let run = (index..upto.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
         let frame = chunk + filled as u32;
@@ -470,7 +477,12 @@ impl<K: Kernel> Engine<K> {
         for page in 0..done {
             self.left(out, &mut block, block_start, index + page, frame + page as u32);
         }
-        out.chunk = Some((chunk, filled + done));
+        let begun = if leaving.executable { &mut out.executable } else { &mut out.chunk };
+        *begun = Some((chunk, filled + done));
+        if leaving.executable && done > 0 {
+            // It never comes by a huge frame, so it is not to become a huge page.
+            block.splits = 2;
+        }
         leaving.moved |= bits(index - first..index - first + done);
         let index = index + done;
         leaving.index = index;
@@ -498,11 +510,34 @@ impl<K: Kernel> Engine<K> {
                 leaving.index += busy;
             }
             Errno::EXIST if self.empty_touched(self.frames.address(frame) + done * PAGE, PAGE) => {}
-            _ if done == 0 && index + run > unit_end(index) => leaving.apart = true,
+            // Another access than the frames have.
+            Errno::INVAL if self.frames.has_executable() && leaving.refused != Some(index) => {
+                leaving.refused = Some(index);
+                leaving.executable = !leaving.executable;
+            }
+            _ if done == 0 && index + run > unit_end(index) => {
+                (leaving.apart, leaving.refused) = (true, None)
+            }
             // Read-only, locked: stays.
             _ => leaving.index += 1,
         }
         Left::Some
+    }
+
+    /// A chunk that is not full, and how far it is filled.
+    fn holes(&self, out: &mut Outgoing, executable: bool) -> Option<(u32, usize)> {
+        let begun = if executable { &mut out.executable } else { &mut out.chunk };
+        if let Some((chunk, filled)) = begun.filter(|(_, filled)| *filled < CHUNK) {
+            return Some((chunk, filled));
+        }
+        if executable {
+            let new = (self.frames.take_executable_holes()?, 0);
+            out.executables.extend(begun.replace(new));
+            return Some(new);
+        }
+        let new = self.frames.take_holes()?;
+        out.chunks.extend(begun.replace(new).map(|(full, _)| full));
+        Some(new)
     }
 
     /// Moves a block that is mapped huge in one piece. `None`: it is not huge (any more), or a part of it must stay: small
@@ -534,6 +569,13 @@ impl<K: Kernel> Engine<K> {
                 self.empty_touched(self.frames.huge_address(huge), BLOCK);
             }
             self.frames.huge_emptied(huge);
+            if partial.errno == Errno::INVAL && self.frames.has_executable() {
+                // It can be executed, maybe: then it goes by small pages, and never comes back as a huge one.
+                block.splits = 2;
+                block.is_split();
+                self.requeue_units(block, block_start);
+                return None;
+            }
             let mut policy = self.policy.lock();
             match partial.errno {
                 // An unread event stops the others that are looked at, too.
@@ -876,6 +918,9 @@ impl<K: Kernel> Engine<K> {
         }
         if let Some((chunk, filled)) = out.chunk.take() {
             self.frames.filled(chunk, filled);
+        }
+        for (first, filled) in out.executables.drain(..).chain(out.executable.take()) {
+            self.drop_executable(first, filled);
         }
         for (huge, filled, whole) in out.huge.drain(..) {
             if whole {

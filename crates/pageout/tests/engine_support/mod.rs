@@ -9,7 +9,7 @@ use pageout::device::faulty::FaultyDevice;
 use pageout::device::{Device, Errno, FileDevice, Kind, Run};
 use pageout::engine::{Config, Engine, Key, Swapin};
 use pageout::fault::Server;
-use pageout::frame::{Frames, CHUNK};
+use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
@@ -58,6 +58,8 @@ pub struct Plan {
     pub rotational: bool,
     /// The threads are real ones.
     pub real: bool,
+    /// So many of 65536 mappings can be executed.
+    pub executable: u32,
     /// The program's threads answer their own faults. With real threads.
     pub inline: bool,
     pub habits: Habits,
@@ -87,6 +89,7 @@ impl Plan {
             slow: random.one_in(2),
             rotational: seed % 4 == 3,
             real: false,
+            executable: [0, 0, 0, 0, 8192, 32768][Random(seed ^ 0xe8ec).below(6)],
             inline: false,
             habits: Habits { huge, share: random.below(2), ..Habits::ALL },
         }
@@ -262,6 +265,7 @@ impl World {
         let kernel = Simulated::new(plan.blocks, plan.chunks, plan.huge, seed);
         kernel.set_partial(plan.partial);
         kernel.set_short(plan.short);
+        kernel.set_executable(plan.executable);
         let config = Config {
             pins: None,
             limit_pages: plan.limit_pages,
@@ -271,6 +275,9 @@ impl World {
             zeros: kernel.zeros(),
         };
         let frames = Frames::new(kernel.frames_base(), plan.chunks, kernel.huge_base(), plan.huge);
+        if plan.executable > 0 {
+            frames.open_executable(kernel.executable_base());
+        }
         let known = Arc::new(OnceLock::new());
         let hooked = Hooked { inner: device.clone(), for_handlers: plan.inline, world: known.clone() };
         let (slots, first, lessor) = match &trunks {
@@ -827,6 +834,12 @@ impl World {
                 1 => assert_eq!((present, census.emptied[chunk]), (0, 0), "chunk {chunk} of holes"),
                 _ => panic!("chunk {chunk} is twice among the holes"),
             }
+        }
+        let executable = if self.plan.executable > 0 { EXECUTABLE / CHUNK } else { 0 };
+        assert_eq!(census.executable_holes.len(), executable, "chunks for what can be executed");
+        for page in 0..executable * CHUNK {
+            let at = kernel.executable_base() + page * PAGE;
+            assert!(!kernel.page(at).present, "page {page} of those for what can be executed is filled");
         }
         let mut huge: Vec<u32> = census.huge_ready.iter().chain(&census.huge_holes).copied().collect();
         huge.sort_unstable();
