@@ -10,9 +10,9 @@ use crate::kernel::{Event, Kernel};
 use crate::page::{Tag, Word};
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Applies one event.
-pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event: Event) {
-    if let Some(change) = change(event) {
+/// Applies one event, or a part of it.
+pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, Numbered(number, event): Numbered) {
+    if let Some(change) = change(event, number) {
         engine.unmappings.fetch_add(1, Relaxed);
         regions.changed(change);
     }
@@ -27,9 +27,14 @@ pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, event:
     }
 }
 
+/// An event, or a part of it, and its number.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbered(pub u64, pub Event);
+
 /// What an event changes in the regions.
-fn change(event: Event) -> Option<Change> {
-    let of = |from: usize, len: usize, to: u64| Change { from: from as u64, len: len as u64, to };
+fn change(event: Event, number: u64) -> Option<Change> {
+    let of =
+        |from: usize, len: usize, to: u64| Change { from: from as u64, len: len as u64, to, event: number };
     match event {
         Event::Unmap { start, end } => Some(of(start, end - start, Change::GONE)),
         Event::Remap { from, to, len } => Some(of(from, len, to as u64)),

@@ -26,7 +26,7 @@
 //!
 //! Under the events lock, exclusively, from the first event to the last.
 
-use super::event::apply;
+use super::event::{apply, Numbered};
 use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
@@ -40,7 +40,7 @@ const MOST: usize = 100_000;
 /// Events that were read and not applied yet.
 #[derive(Default)]
 pub(crate) struct Order {
-    log: VecDeque<Event>,
+    log: VecDeque<Numbered>,
     /// Where something came to since reading began and was not seen to leave, as far as the log is applied.
     fresh: Regions,
     /// The same as far as it is read; what was there at the last look, and what was missing at one.
@@ -62,9 +62,12 @@ impl Order {
                 self.there.insert(Region { start: to, end: to + len });
             }
             _ if !self.is_empty() => {}
-            event => return apply(engine, regions, event),
+            event => {
+                let number = regions.number();
+                return apply(engine, regions, Numbered(number, event));
+            }
         }
-        self.log.push_back(event);
+        self.log.push_back(Numbered(regions.number(), event));
     }
 
     /// Looks whether what came is there, before an event is read that is there to be read.
@@ -92,14 +95,14 @@ impl Order {
     /// Applies all, after the kernel said that no event was pending. `false`: something has begun since that must be
     /// read first.
     pub(crate) fn settle<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions) -> bool {
-        while let Some(event) = self.log.front().copied() {
-            match event {
+        while let Some(numbered) = self.log.front().copied() {
+            match numbered.1 {
                 Event::Remap { from, to, len } => {
                     let known = known(engine, regions, (to, to + len));
                     if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
                     }
-                    apply(engine, regions, event);
+                    apply(engine, regions, numbered);
                     self.fresh.remove(from, from + len);
                     self.fresh.insert(Region { start: to, end: to + len });
                 }
@@ -108,7 +111,7 @@ impl Order {
                         return false;
                     }
                 }
-                event => apply(engine, regions, event),
+                _ => apply(engine, regions, numbered),
             }
             self.log.pop_front();
         }
@@ -124,16 +127,16 @@ impl Order {
             let newcomer = target.is_some_and(|target| overlap(target, from).is_some());
             overlap(source, known).filter(|_| !newcomer)
         };
-        let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at])?)));
+        let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at].1)?)));
         let Some((at, part)) = first else { return false };
         self.brought += 1;
         assert!(self.brought < MOST, "events about mappings that no order explains");
-        let event = self.log.remove(at).expect("an event of the log");
+        let Numbered(number, event) = self.log.remove(at).expect("an event of the log");
         let (source, _) = sides(event).expect("a departure");
         for rest in [(part.1, source.1), (source.0, part.0)].into_iter().filter(|rest| rest.0 < rest.1) {
-            self.log.insert(at, cut(event, rest));
+            self.log.insert(at, Numbered(number, cut(event, rest)));
         }
-        self.log.push_front(cut(event, part));
+        self.log.push_front(Numbered(number, cut(event, part)));
         true
     }
 
@@ -150,7 +153,7 @@ impl Order {
             let newcomer = self.fresh.iter().find(|fresh| fresh.end > at && fresh.start < end);
             let old = newcomer.map_or(end, |newcomer| newcomer.start.max(at));
             if at < old {
-                apply(engine, regions, Event::Unmap { start: at, end: old });
+                self.apply_part(engine, regions, at, old);
             }
             let Some(newcomer) = newcomer else { return true };
             let stop = newcomer.end.min(end);
@@ -211,15 +214,23 @@ impl Order {
     ) {
         if start < end {
             self.fresh.remove(start, end);
-            apply(engine, regions, Event::Unmap { start, end });
+            self.apply_part(engine, regions, start, end);
         }
+    }
+
+    /// A part of the UNMAP at hand.
+    fn apply_part<K: Kernel>(&self, engine: &Engine<K>, regions: &mut Regions, start: usize, end: usize) {
+        let number = self.log.front().map_or(0, |numbered| numbered.0);
+        apply(engine, regions, Numbered(number, Event::Unmap { start, end }));
     }
 
     /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,
     /// which comes next to tell of that place, has the length from before.
     fn grows_over(&self, at: usize) -> bool {
-        let Some(Event::Unmap { start: place, .. }) = self.log.front().copied() else { return false };
-        let next = self.log.iter().skip(1).find_map(|event| match *event {
+        let Some(Numbered(_, Event::Unmap { start: place, .. })) = self.log.front().copied() else {
+            return false;
+        };
+        let next = self.log.iter().skip(1).find_map(|numbered| match numbered.1 {
             Event::Remap { to, len, .. } if to == place => Some(to + len <= at),
             // Somebody else's: what comes there next need not have made room for itself.
             event => {
@@ -231,8 +242,8 @@ impl Order {
 
     /// What the next REMAP of the log that has to do with a range does to it.
     fn next(&self, range: (usize, usize)) -> Next {
-        for event in self.log.iter().skip(1) {
-            let Event::Remap { from, to, len } = *event else { continue };
+        for numbered in self.log.iter().skip(1) {
+            let Event::Remap { from, to, len } = numbered.1 else { continue };
             let leaves = overlap((from, from + len), range);
             let taken = overlap((to, to + len), range);
             match (leaves, taken) {

@@ -22,6 +22,8 @@ pub struct Change {
     pub len: u64,
     /// First byte where it is now; [`Change::GONE`].
     pub to: u64,
+    /// The number of the event that told of it. Several may tell parts of one, which happened at once.
+    pub event: u64,
 }
 
 impl Change {
@@ -40,6 +42,8 @@ impl Change {
 pub struct Regions {
     list: Vec<Region>,
     changes: Option<Vec<Change>>,
+    /// Events that were read.
+    events: u64,
 }
 
 impl Regions {
@@ -51,6 +55,12 @@ impl Regions {
     /// What was written down, which ends.
     pub(crate) fn written_down(&mut self) -> Vec<Change> {
         self.changes.take().unwrap_or_default()
+    }
+
+    /// A number for an event.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.events += 1;
+        self.events
     }
 
     pub(crate) fn changed(&mut self, change: Change) {

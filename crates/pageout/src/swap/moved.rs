@@ -6,7 +6,9 @@
 //! comes to the same addresses has none. Once all events are read, the parent writes down what changed, and the child
 //! finds how much of that had happened when it was made: as much as leaves the areas where its marks are.
 //!
-//! Changes that have to do with each other happened in the order in which they were applied; others are looked at apart.
+//! Events that have to do with the same addresses happened in the order in which they were applied, and all that one tells
+//! happened at once, also what was applied in parts; others may have happened in any order. What was moved may have grown
+//! by its move, over what had been unmapped: the child has it in one mapping with that, marked as it is.
 
 use crate::flaw::{makes, Flaw};
 use crate::space::{Change, Region, Regions};
@@ -27,13 +29,21 @@ pub struct Unexplained;
 /// Changes that have to do with each other.
 #[derive(Default)]
 struct Group {
-    /// By when they happened.
+    /// By when they were applied.
     changes: Vec<(usize, Change)>,
     /// The addresses that they are about.
     touched: Regions,
-    /// So many had happened, as far as can be known: more than one if they are alike.
-    happened: Vec<usize>,
+    /// Which of them may have happened, whatever the marks say.
+    possible: Vec<Happened>,
+    /// Which had, as far as can be known: more than one if they are alike.
+    happened: Vec<Happened>,
 }
+
+/// Of each change of a group, whether it had happened.
+type Happened = Vec<bool>;
+
+/// Of more events of a group only so many are taken to have happened as were the first to be applied.
+const MOST_EVENTS: usize = 8;
 
 impl Moved {
     /// The parent had these `areas`, of which the child has `marked`, wherever they are, of all that is `there`; `changes` is
@@ -50,9 +60,9 @@ impl Moved {
         let mut groups: Vec<Group> = Vec::new();
         for (when, change) in changes.iter().enumerate() {
             let (related, others): (Vec<_>, Vec<_>) =
-                groups.into_iter().partition(|group: &Group| group.meets(*change));
+                groups.into_iter().partition(|group: &Group| group.meets(*change, &marked));
             groups = others;
-            groups.push(related.into_iter().fold(Group::of(when, *change), Group::join));
+            groups.push(related.into_iter().fold(Group::of(when, *change, &marked), Group::join));
         }
         for group in &mut groups {
             group.explain(areas, &marked);
@@ -86,11 +96,11 @@ impl Moved {
             return if here.is_some() || self.keeps { Ok(here) } else { Err(Unexplained) };
         };
         let is_there = |place: usize| self.there.find(place).is_some();
-        if !(0..=group.changes.len()).filter_map(|happened| group.place(page, happened)).any(is_there) {
+        if !group.possible.iter().filter_map(|happened| group.place(page, happened)).any(is_there) {
             // Children do not get it, wherever it is (MADV_DONTFORK).
             return Ok(None);
         }
-        let mut places = group.happened.iter().map(|happened| group.place(page, *happened));
+        let mut places = group.happened.iter().map(|happened| group.place(page, happened));
         let place = places.next().ok_or(Unexplained)?;
         if places.any(|other| other != place) {
             return Err(Unexplained);
@@ -115,17 +125,18 @@ fn has_strays(areas: &Regions, groups: &[Group], marked: &Regions) -> bool {
 }
 
 impl Group {
-    fn of(when: usize, change: Change) -> Self {
+    fn of(when: usize, change: Change, marked: &Regions) -> Self {
         let mut group = Self::default();
         group.changes.push((when, change));
-        for (start, end) in sides(change) {
+        for (start, end) in reach(change, marked) {
             group.touched.insert(Region { start, end });
         }
         group
     }
 
-    fn meets(&self, change: Change) -> bool {
-        sides(change).any(|(start, end)| self.touched.within(start, end).next().is_some())
+    fn meets(&self, change: Change, marked: &Regions) -> bool {
+        self.changes.iter().any(|(_, other)| other.event == change.event)
+            || reach(change, marked).any(|(start, end)| self.touched.within(start, end).next().is_some())
     }
 
     fn join(mut self, other: Self) -> Self {
@@ -135,39 +146,81 @@ impl Group {
         self
     }
 
-    /// Finds how many had happened. More may be marked than the areas: what they have grown by. So those count that leave
-    /// most of the areas there.
+    /// Finds which had happened. More may be marked than the areas: what they have grown by. So those count that leave
+    /// most of the areas there, but for what may be such growth.
     fn explain(&mut self, areas: &Regions, marked: &Regions) {
-        let mut there = Regions::default();
+        let mut before = Regions::default();
         for Region { start, end } in self.touched.iter() {
-            areas.within(start, end).for_each(|part| there.insert(part));
+            areas.within(start, end).for_each(|part| before.insert(part));
         }
+        self.possible = self.orders();
         let mut most = 0;
-        for happened in 0..=self.changes.len() {
-            if let Some(last) = happened.checked_sub(1) {
-                change(&mut there, self.changes[last].1);
-            }
+        for happened in &self.possible {
+            let mut there = Regions::default();
+            before.iter().for_each(|part| there.insert(part));
+            let changes = || self.changes.iter().zip(happened).filter(|(_, happened)| **happened);
+            changes().for_each(|((_, one), _)| change(&mut there, *one));
             let is_marked = |part: Region| {
                 let mut all = true;
                 marked.gaps(part.start, part.end, |_, _| all = false);
                 all
             };
+            if !there.iter().all(is_marked) {
+                continue;
+            }
+            // What one mapping has behind what came to be in it.
+            for (start, end) in changes().filter_map(|((_, one), _)| grown(*one, marked)) {
+                if there.find(start - 1).is_some() {
+                    there.remove(start, end);
+                }
+            }
             let size: usize = there.iter().map(|part| part.end - part.start).sum();
-            if size < most || !there.iter().all(is_marked) {
+            if size < most {
                 continue;
             }
             if size > most {
                 most = size;
                 self.happened.clear();
             }
-            self.happened.push(happened);
+            self.happened.push(happened.clone());
         }
     }
 
-    /// Where a page is after so many changes.
-    fn place(&self, page: usize, happened: usize) -> Option<usize> {
+    /// Which changes may have happened together: with each event those that must have happened before.
+    fn orders(&self) -> Vec<Happened> {
+        let mut events: Vec<u64> = Vec::new();
+        for (_, change) in &self.changes {
+            if !events.contains(&change.event) {
+                events.push(change.event);
+            }
+        }
+        let of = |is: &dyn Fn(usize) -> bool| -> Happened {
+            let number = |change: &Change| events.iter().position(|event| *event == change.event);
+            self.changes.iter().map(|(_, change)| number(change).is_some_and(is)).collect()
+        };
+        if events.len() > MOST_EVENTS {
+            return (0..=events.len()).map(|first| of(&|event| event < first)).collect();
+        }
+        // Which come before which. Where parts of two came in either order, who was first is.
+        let mut before = alloc::vec![0u32; events.len()];
+        for (at, (_, one)) in self.changes.iter().enumerate() {
+            for (_, other) in &self.changes[at + 1..] {
+                let number = |change: &Change| events.iter().position(|event| *event == change.event);
+                let (Some(first), Some(second)) = (number(one), number(other)) else { continue };
+                if first != second && overlap(*one, *other) && before[first] & 1 << second == 0 {
+                    before[second] |= 1 << first;
+                }
+            }
+        }
+        let is_possible =
+            |set: &u32| (0..events.len()).all(|event| set & 1 << event == 0 || before[event] & !set == 0);
+        (0..1u32 << events.len()).filter(is_possible).map(|set| of(&|event| set & 1 << event != 0)).collect()
+    }
+
+    /// Where a page is when these have happened.
+    fn place(&self, page: usize, happened: &Happened) -> Option<usize> {
         let mut at = page;
-        for (_, change) in &self.changes[..happened] {
+        for ((_, change), _) in self.changes.iter().zip(happened).filter(|(_, happened)| **happened) {
             let (from, to) = change.sides();
             let is_in = |range: (usize, usize)| (range.0..range.1).contains(&at);
             if is_in(from) {
@@ -178,6 +231,23 @@ impl Group {
         }
         Some(at)
     }
+}
+
+/// Do two changes have to do with the same addresses?
+fn overlap(one: Change, other: Change) -> bool {
+    sides(one).any(|(start, end)| sides(other).any(|(from, to)| start < to && from < end))
+}
+
+/// What the child has in one mapping with what came, behind it: that may have grown by so much.
+fn grown(change: Change, marked: &Regions) -> Option<(usize, usize)> {
+    let (_, end) = change.sides().1?;
+    let mapping = marked.find(end - 1)?;
+    (end < mapping.end).then_some((end, mapping.end))
+}
+
+/// The addresses that a change is about, and what may have grown by it.
+fn reach(change: Change, marked: &Regions) -> impl Iterator<Item = (usize, usize)> {
+    sides(change).chain(grown(change, marked))
 }
 
 /// The addresses that a change is about.
@@ -205,11 +275,20 @@ mod tests {
     use super::*;
 
     const fn gone(from: u64, len: u64) -> Change {
-        Change { from, len, to: Change::GONE }
+        Change { from, len, to: Change::GONE, event: 0 }
     }
 
     const fn came(from: u64, len: u64, to: u64) -> Change {
-        Change { from, len, to }
+        Change { from, len, to, event: 0 }
+    }
+
+    /// Each by an event of its own, but for those that have one.
+    fn told(changes: &[Change]) -> Vec<Change> {
+        let number = |(at, change): (usize, &Change)| match change.event {
+            0 => Change { event: 100 + at as u64, ..*change },
+            _ => *change,
+        };
+        changes.iter().enumerate().map(number).collect()
     }
 
     fn regions(ranges: &[(usize, usize)]) -> Regions {
@@ -225,7 +304,7 @@ mod tests {
         more: &[(usize, usize)],
     ) -> Result<Option<usize>, Unexplained> {
         let there = regions(&[marked, more].concat());
-        Moved::new(&regions(&[(10, 20), (40, 50)]), there, regions(marked), changes, true).place(12)
+        Moved::new(&regions(&[(10, 20), (40, 50)]), there, regions(marked), &told(changes), true).place(12)
     }
 
     fn place(changes: &[Change], marked: &[(usize, usize)]) -> Result<Option<usize>, Unexplained> {
@@ -285,10 +364,25 @@ mod tests {
     }
 
     #[test]
+    fn what_grew_over_what_was_unmapped_is_not_that() {
+        // 10..20 is unmapped, by one event with more before; 40..42 comes before it, and grows over it.
+        let grows = [came(40, 2, 8), gone(40, 2)];
+        let by_parts =
+            [Change { event: 1, ..gone(8, 2) }, grows[0], Change { event: 1, ..gone(10, 10) }, grows[1]];
+        assert_eq!(place(&by_parts, &[(8, 20), (42, 50)]), Ok(None));
+        // In the order in which it happened, which the marks do not tell from none.
+        let in_order = [gone(10, 10), grows[0], grows[1]];
+        assert_eq!(place(&in_order, &[(8, 20), (42, 50)]), Err(Unexplained));
+        // Mappings of their own: it has not been unmapped.
+        assert_eq!(place(&in_order, &[(8, 10), (10, 20), (42, 50)]), Ok(Some(12)));
+        assert_eq!(place(&in_order, &[(8, 10), (42, 50)]), Ok(None));
+    }
+
+    #[test]
     fn what_is_nowhere_while_nothing_strays_was_kept() {
         let areas = regions(&[(10, 20), (40, 50)]);
         let place = |marked: &[(usize, usize)], changes: &[Change]| {
-            Moved::new(&areas, regions(marked), regions(marked), changes, false).place(12)
+            Moved::new(&areas, regions(marked), regions(marked), &told(changes), false).place(12)
         };
         assert_eq!(place(&[(40, 50)], &[]), Ok(None));
         // Another area grew in place, or was moved.

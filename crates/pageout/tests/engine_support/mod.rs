@@ -368,14 +368,25 @@ impl World {
         let mut parents = Regions::default();
         areas.iter().for_each(|area| parents.insert(*area));
         let (mut there, mut marked) = (Regions::default(), Regions::default());
-        for index in 0..self.plan.blocks * BLOCK_PAGES {
+        let pages = self.plan.blocks * BLOCK_PAGES;
+        let of_child =
+            |index: usize| child.engine.kernel.page(in_child(kernel.program_base() + index * PAGE));
+        let mut index = 0;
+        while index < pages {
+            let page = of_child(index);
+            let alike = |next: &usize| {
+                let next = of_child(*next);
+                (next.mapping, next.marked) == (page.mapping, page.marked)
+            };
+            let len = (index..pages).take_while(alike).count();
             let start = kernel.program_base() + index * PAGE;
-            let page = child.engine.kernel.page(in_child(start));
+            let mapping = Region { start, end: start + len * PAGE };
+            index += len;
             if page.mapping != 0 {
-                there.insert(Region { start, end: start + PAGE });
+                there.insert(mapping);
             }
             if page.marked {
-                marked.insert(Region { start, end: start + PAGE });
+                marked.insert(mapping);
             }
         }
         // Another process may look, before anything is registered there: zeros are mapped.
