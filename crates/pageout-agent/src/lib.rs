@@ -13,6 +13,7 @@
 //! | file | owns |
 //! |---|---|
 //! | memory | the engine's own memory: mappings at known addresses, the allocator |
+//! | mem | `memcpy` and its like |
 //! | sys | raw system calls |
 //! | task | raw clones: the keeper and its threads |
 //! | link | the connection to `pageout run` |
@@ -41,6 +42,7 @@ mod heir;
 mod keeper;
 mod link;
 mod maps;
+mod mem;
 mod memory;
 mod part;
 mod program;

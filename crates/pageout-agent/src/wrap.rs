@@ -749,8 +749,20 @@ places! {
     5 pthread_getaffinity_np c"pthread_getaffinity_np",
     6 pthread_setschedparam c"pthread_setschedparam",
     7 pthread_getschedparam c"pthread_getschedparam",
-    8 sched_setattr c"sched_setattr",
-    9 setpriority c"setpriority"
+    8 setpriority c"setpriority"
+}
+
+/// See the table of this module. By number: libc has it since 2.41 only, and to look for what is not there asks the program's
+/// malloc for the error's text, and frees it, which may not work before `main` (GCL's).
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn sched_setattr(thread: c_int, attributes: *const c_void, flags: c_uint) -> c_int {
+    let arguments = [thread as usize, attributes as usize, flags as usize, 0, 0, 0];
+    // SAFETY: as the caller promises.
+    let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_setattr, arguments) });
+    answer(done) as c_int
 }
 
 type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;

@@ -80,14 +80,16 @@ impl Strays {
         let all = tree::descendants(me);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
-        let alone = alone.filter(|process| !is_of_another_run(process, &all));
+        let mut other_runs = OtherRuns::among(&all);
+        let alone = alone.filter(|process| !other_runs.have(process.pid));
         // Or is one, or shares the memory of one that has. Keepers are our children, or those of whoever gets our part of
         // the tree's orphans.
+        let may_keep = |process: &Process| process.parent == me || process.name == "pageout";
+        let keepers: Vec<&Process> = all.iter().filter(|process| may_keep(process)).collect();
         let has_keeper = |process: &Process| {
-            let others = all.iter().filter(|other| other.pid != process.pid);
-            let may_keep = |process: &Process| process.parent == me || process.name == "pageout";
-            let mut pairs = others.filter(|other| may_keep(other) || may_keep(process));
-            pairs.any(|other| sys::same_memory(other.pid, process.pid))
+            let shares =
+                |other: &Process| other.pid != process.pid && sys::same_memory(other.pid, process.pid);
+            keepers.iter().any(|other| shares(other)) || may_keep(process) && all.iter().any(shares)
         };
         let mut suspects = HashMap::new();
         let (now, mut news) = (Instant::now(), false);
@@ -186,10 +188,36 @@ impl Strays {
     }
 }
 
-/// Whether another `pageout run` below us looks after a process, or it is one.
-fn is_of_another_run(process: &Process, all: &[Process]) -> bool {
-    let parent = |process: &&Process| all.iter().find(|other| other.pid == process.parent);
-    std::iter::successors(Some(process), parent).any(|process| is_pageout(process.pid))
+/// Processes that another `pageout run` below us looks after, and those runs. A tree may be thousands deep.
+struct OtherRuns {
+    parents: HashMap<i32, i32>,
+    known: HashMap<i32, bool>,
+}
+
+impl OtherRuns {
+    fn among(all: &[Process]) -> Self {
+        let parents = all.iter().map(|process| (process.pid, process.parent)).collect();
+        Self { parents, known: HashMap::new() }
+    }
+
+    /// Is this one of them?
+    fn have(&mut self, pid: i32) -> bool {
+        let (mut line, mut next) = (Vec::new(), Some(pid));
+        let found = loop {
+            // /proc is not read at one moment, and must not send us in circles.
+            let Some(pid) = next.filter(|_| line.len() <= self.parents.len()) else { break false };
+            if let Some(known) = self.known.get(&pid) {
+                break *known;
+            }
+            line.push(pid);
+            if is_pageout(pid) {
+                break true;
+            }
+            next = self.parents.get(&pid).copied().filter(|parent| self.parents.contains_key(parent));
+        };
+        self.known.extend(line.into_iter().map(|pid| (pid, found)));
+        found
+    }
 }
 
 /// Whether a process executes the same file as we do.

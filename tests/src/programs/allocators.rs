@@ -1,9 +1,11 @@
-//! Programs under allocators other than the C library's, preloaded before the agent.
+//! Programs under allocators other than the C library's, preloaded before the agent, and one with memory functions of its own.
 
 use super::runtimes::{perl, python};
 use super::text::sort;
-use super::{Program, Size, MIB};
+use super::{Invocation, Program, Size, MIB};
+use anyhow::{ensure, Result};
 use std::path::Path;
+use std::process::Command;
 
 const LIBRARY_DIRS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"];
 
@@ -14,7 +16,21 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
         under(sort("jemalloc-sort", size.pick(16, 512) * MIB), "libjemalloc.so.2"),
         under(perl("mimalloc-perl", size.pick(64, 1024)), "libmimalloc.so.2"),
         under(python("mimalloc-python", mib), "libmimalloc.so.2"),
+        own_memory(),
     ]
+}
+
+/// A program that exports `memcpy` and its like.
+fn own_memory() -> Program {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/own_memory.c");
+    let build = move |dir: &Path| -> Result<()> {
+        let mut compile = Command::new("cc");
+        let built =
+            compile.args(["-O1", "-fno-builtin", "-rdynamic", "-o"]).arg(dir.join("own")).arg(&source);
+        ensure!(built.status()?.success(), "cc refuses {}", source.display());
+        Ok(())
+    };
+    Program::new("own-memory", |input| Invocation::new(input.join("own"))).needs(&["cc"]).input(build)
 }
 
 /// The program with `library` preloaded, and Python's own allocator out of its way.
