@@ -3,9 +3,9 @@
 //! such a child ends by SIGSEGV before it has executed anything, its handlers included.
 //!
 //! Code, and not the memory that is out: it neither grows nor moves, so no mapping that the program is about to extend
-//! is split; it is little; and MADV_DONTFORK on memory stays what the program says. Not kept: anonymous memory that can
-//! be written to as well, which is like any other; and new code until the next look, milliseconds later. A fork there
-//! is refused all the same, as soon as it returns to other code.
+//! is split; it is little; and MADV_DONTFORK on memory stays what the program says. Heaps that can be executed are code as
+//! well; where libc's `mremap` moves one, or has it grow, the mark is taken off first ([`Code::moves`]). Not kept: new code
+//! until the next look, milliseconds later. A fork there is refused all the same, as soon as it returns to other code.
 //!
 //! For a fork that asks while pages are out a twin of the code is lent ([`crate::twin`]); what has none is lent itself,
 //! for as long as the clone takes: then another thread that forks past libc in the midst of it gets that too.
@@ -14,7 +14,7 @@
 
 use crate::maps::Maps;
 use crate::twin::{Original, Pages, Twin};
-use crate::{keeper, memory};
+use crate::{keeper, memory, wrap};
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use pageout::kernel::{Kernel, Linux};
@@ -39,8 +39,9 @@ pub struct Code {
     /// By where their originals begin.
     twins: Vec<Twin>,
     state: State,
-    /// How often it was lent.
+    /// How often it was lent, and marked.
     loans: u32,
+    marks: u32,
     /// A hole of the engine's own, to move the telltale to.
     aside: Option<usize>,
     /// It told.
@@ -59,18 +60,18 @@ enum State {
 
 /// Is it code that is not this library's? In that a fork's child begins, and nobody forks there who does not ask.
 pub fn is_code(area: &Area<'_>) -> bool {
-    let [_, write, execute, _] = *area.permissions else { return false };
-    let is_data = write == b'w' && !area.name.starts_with(b"/");
     let own = (area.start..area.end).contains(&(is_code as fn(&Area<'_>) -> bool as usize));
-    // The kernel's own: nothing forks there, and one lies beyond the addresses of programs.
-    execute == b'x' && !is_data && !own && !area.name.starts_with(b"[v")
+    // The stack grows at any time, and the heap by brk. The kernel's own: nothing forks there, and one lies beyond the
+    // addresses of programs.
+    let grows = [&b"[stack]"[..], b"[heap]"].contains(&area.name);
+    area.permissions.get(2) == Some(&b'x') && !own && !grows && !area.name.starts_with(b"[v")
 }
 
 impl Code {
     /// These areas, which children get.
     pub fn new(areas: Vec<(usize, usize)>, kernel: &Linux) -> Self {
         let aside = memory::map(PAGE, PAGE).ok().filter(|aside| kernel.register(*aside, PAGE).is_ok());
-        Self { areas, twins: Vec::new(), state: State::Given, loans: 0, aside, forked: false }
+        Self { areas, twins: Vec::new(), state: State::Given, loans: 0, marks: 0, aside, forked: false }
     }
 
     /// To be asked before a look for [`Code::found`].
@@ -85,6 +86,7 @@ impl Code {
         }
         self.replace(areas);
         if self.state == State::Kept {
+            self.marks = self.marks.wrapping_add(1);
             // What is at the same place may be new.
             self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
         }
@@ -108,8 +110,8 @@ impl Code {
     }
 
     /// What is in this range is about to move, or to grow: it would take along that children do not get it, also when it is
-    /// code no more. If it is, it is found again.
-    pub fn moves(&mut self, start: usize, end: usize) {
+    /// code no more. If it is, it is found again. To be told when it has moved, with what this returns.
+    pub fn moves(&mut self, start: usize, end: usize) -> u32 {
         if self.state == State::Kept {
             self.areas.retain(|area| {
                 let stays = area.1 <= start || end <= area.0;
@@ -118,6 +120,15 @@ impl Code {
                 }
                 stays
             });
+        }
+        self.marks
+    }
+
+    /// It has moved to this range. It may have been marked after [`Code::moves`] returned so much, and before it moved.
+    pub fn moved(&mut self, start: usize, end: usize, marks: u32) {
+        // Not if the mark may be the program's.
+        if self.marks != marks && !wrap::keeps_from_children() {
+            advise((start, end), Advice::LinuxDoFork);
         }
     }
 
@@ -130,6 +141,7 @@ impl Code {
         }
         own_telltale();
         self.state = State::Kept;
+        self.marks = self.marks.wrapping_add(1);
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
     }
 

@@ -83,13 +83,34 @@ pub unsafe fn remap(
     flags: usize,
     new: usize,
 ) -> Result<usize, Errno> {
+    let Some(keeper) = keeper::active() else {
+        // SAFETY: by contract.
+        return unsafe { call(old, old_len, new_len, flags, new) };
+    };
+    // Where the program has put up a filter, nobody may be waited for.
+    if wrap::is_filtered() {
+        // SAFETY: by contract.
+        return unsafe { remap_as_one(old, old_len, new_len, flags, new) };
+    }
+    let marks = sys::quietly(|| keeper.code.lock().moves(old, old.saturating_add(old_len)));
+    // SAFETY: by contract.
+    let done = unsafe { remap_as_one(old, old_len, new_len, flags, new) };
+    if let Ok(at) = done {
+        sys::quietly(|| keeper.code.lock().moved(at, at.saturating_add(new_len), marks));
+    }
+    done
+}
+
+/// The same, however many mappings it is to the kernel.
+unsafe fn remap_as_one(
+    old: usize,
+    old_len: usize,
+    new_len: usize,
+    flags: usize,
+    new: usize,
+) -> Result<usize, Errno> {
     // SAFETY: by contract.
     let direct = || unsafe { call(old, old_len, new_len, flags, new) };
-    let Some(keeper) = keeper::active() else { return direct() };
-    // Where the program has put up a filter, nobody may be waited for.
-    if !wrap::is_filtered() {
-        sys::quietly(|| keeper.code.lock().moves(old, old.saturating_add(old_len)));
-    }
     if flags == MAYMOVE | FIXED | DONTUNMAP && old_len != 0 && !is_one(old, old.saturating_add(old_len)) {
         // It would move a part and say that it moved nothing.
         return Err(Errno::FAULT);

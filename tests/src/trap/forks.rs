@@ -7,7 +7,8 @@ use libc::{c_int, c_void};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, RwLock};
+use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("fork", "the child reads all, the parent goes on writing", fork).may_log(),
@@ -58,9 +59,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
+    Trap::new("fork-asm-made", "the same by code that the program has written", fork_asm_made).may_log(),
     Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
         .may_log(),
+    Trap::new("fork-code-moves", "forks while memory that is code, or was, moves and grows", fork_code_moves),
     Trap::new("fork-code-files", "code of files: written to, deleted, replaced, and forks", fork_code_files),
     Trap::new("fork-mdwe", "forks where nothing may become code that was none", fork_mdwe).may_log(),
     Trap::new("fork-asm-fits", "the same in a program that needs little memory", fork_asm_fits)
@@ -900,7 +903,7 @@ fn fork_asm(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(2);
     let (mut right, mut refused) = (0, 0);
     let deadline = ctx.deadline();
-    while right + refused < 20 || std::time::Instant::now() < deadline {
+    while right + refused < 20 || Instant::now() < deadline {
         // Some of it is in memory, some is not, some is on its way.
         let near = dice.roll(field.pages() - 16);
         field.part(near * PAGE, 16 * PAGE).check(1)?;
@@ -928,6 +931,53 @@ fn fork_asm(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+/// By code that is in memory of the program's own, reads there what is out, and calls nothing else.
+#[cfg(target_arch = "x86_64")]
+fn fork_asm_made(ctx: &Ctx) -> Outcome {
+    // mov eax, SYS_fork; syscall; test eax, eax; jnz parent; movzx edi, byte [rdi]; mov eax, SYS_exit; syscall; parent: ret
+    const CODE: &[u8] = b"\xb8\x39\0\0\0\x0f\x05\x85\xc0\x75\x0a\x0f\xb6\x3f\xb8\x3c\0\0\0\x0f\x05\xc3";
+    let (field, mut ballast) = ctx.evicted()?;
+    let byte_of = |page: usize| {
+        // SAFETY: mapped, and filled.
+        unsafe { (field.page(page).start as *const u8).read_volatile() }
+    };
+    for protection in [sys::RW | libc::PROT_EXEC, libc::PROT_READ | libc::PROT_EXEC] {
+        let made = sys::map(PAGE)?;
+        // SAFETY: mapped, and longer.
+        unsafe { std::ptr::copy_nonoverlapping(CODE.as_ptr(), made.start as *mut u8, CODE.len()) };
+        sys::protect(made, protection)?;
+        // SAFETY: it is such a function; its child calls nothing that keeps state.
+        let fork: extern "C" fn(*const u8) -> i32 = unsafe { std::mem::transmute(made.start) };
+        // It is found by now.
+        ballast.walk()?;
+        let (mut right, mut refused) = (0, 0);
+        for page in (0..field.pages()).step_by(field.pages() / 16) {
+            // Others' children have it.
+            let other = sys::fork(|| {
+                // SAFETY: as long as it is there.
+                ensure!(unsafe { (made.start as *const u8).read_volatile() } == CODE[0], "no code");
+                field.page(page).check(1)
+            })?;
+            sys::wait_for(other, 0)?;
+            let child = fork(field.page(page).start as *const u8);
+            ensure!(child > 0, "fork: {child}");
+            let status = sys::wait_status(child)?;
+            if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV {
+                refused += 1;
+            } else {
+                ensure!(
+                    status == i32::from(byte_of(page)) << 8,
+                    "wait status {status:#x}, {:#x}",
+                    byte_of(page)
+                );
+                right += 1;
+            }
+        }
+        eprintln!("{right} children were right, {refused} refused");
+    }
+    field.check(1)
+}
+
 /// What other forks' children get is not there for these.
 fn fork_asm_beside(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
@@ -952,7 +1002,7 @@ fn fork_asm_beside(ctx: &Ctx) -> Outcome {
         let mut stack = vec![0u8; 256 << 10];
         let deadline = ctx.deadline();
         let done = (|| {
-            while std::time::Instant::now() < deadline {
+            while Instant::now() < deadline {
                 let far = dice.roll(field.pages() - 64);
                 let part = field.part(far * PAGE, 64 * PAGE);
                 sys::wait_for(sys::fork(|| part.check(1))?, 0)?;
@@ -1018,7 +1068,7 @@ fn fork_code(ctx: &Ctx) -> Outcome {
         });
         let deadline = ctx.deadline();
         let done = (|| {
-            while std::time::Instant::now() < deadline {
+            while Instant::now() < deadline {
                 let child = sys::fork(|| {
                     if is_data.load(Ordering::SeqCst) {
                         at.check(7)?;
@@ -1032,6 +1082,80 @@ fn fork_code(ctx: &Ctx) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         done.and(changer.join().expect("the thread does not panic"))
     })
+}
+
+/// What keeps code from others' children goes with it where it moves, and must not be there when it is data.
+fn fork_code_moves(ctx: &Ctx) -> Outcome {
+    const THREADS: usize = 3;
+    const MOST: usize = 64;
+    let rwx = sys::RW | libc::PROT_EXEC;
+    let (field, mut ballast) = ctx.evicted()?;
+    // Pieces, and where each was when it was filled.
+    let pieces: Vec<Mutex<Option<(Span, usize)>>> = (0..16).map(|_| Mutex::new(None)).collect();
+    let (all, stop) = (RwLock::new(()), AtomicBool::new(false));
+    let change = |piece: &mut Option<(Span, usize)>, dice: &mut Dice| -> Outcome {
+        let Some((span, origin)) = piece else {
+            let span = sys::map((1 + dice.roll(MOST)) * PAGE)?;
+            sys::protect(span, rwx)?;
+            span.fill(1);
+            *piece = Some((span, span.start));
+            return Ok(());
+        };
+        match dice.roll(5) {
+            0 => {
+                sys::unmap(*span)?;
+                *piece = None;
+            }
+            1 => {
+                sys::protect(*span, rwx)?;
+                let grown = span.len + (1 + dice.roll(16)) * PAGE;
+                *span = sys::remap(*span, grown, libc::MREMAP_MAYMOVE, 0)?;
+                span.fill(1);
+                *origin = span.start;
+            }
+            2 => sys::protect(span.page(0), sys::RW)?,
+            3 => sys::protect(*span, rwx)?,
+            _ => span.check_as(*origin, 1)?,
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (pieces, all, stop, change) = (&pieces, &all, &stop, &change);
+                scope.spawn(move || -> Outcome {
+                    let mut dice = Dice::new(thread);
+                    while !stop.load(Ordering::Relaxed) {
+                        let _no_fork = all.read().expect("nobody panics");
+                        let mut piece = pieces[dice.roll(pieces.len())].lock().expect("nobody panics");
+                        change(&mut piece, &mut dice)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let deadline = ctx.deadline();
+        let done = (|| {
+            while Instant::now() < deadline {
+                let still = all.write().expect("nobody panics");
+                let child = sys::fork(|| {
+                    for piece in &pieces {
+                        let piece = piece.lock().map_err(|_| Stop::Wrong("a lock".into()))?;
+                        piece.map_or(Ok(()), |(span, origin)| span.check_as(origin, 1))?;
+                    }
+                    field.part(0, 64 * PAGE).check(1)
+                })?;
+                drop(still);
+                sys::wait_for(child, 0)?;
+            }
+            ballast.walk()
+        })();
+        stop.store(true, Ordering::Relaxed);
+        threads
+            .into_iter()
+            .fold(done, |done, thread| done.and(thread.join().expect("the thread does not panic")))
+    })?;
+    field.check(1)
 }
 
 /// What can be executed and is of a file: the child has what its parent has, also what the file has not.
