@@ -4,7 +4,7 @@
 //!
 //! Code, and not the memory that is out: it neither grows nor moves, so no mapping that the program is about to extend
 //! is split; it is little; and MADV_DONTFORK on memory stays what the program says. Heaps that can be executed are code as
-//! well; where libc's `mremap` moves one, or has it grow, the mark is taken off first ([`Code::moves`]). Not kept: new code
+//! well; where libc's `mremap` moves one, or has it grow, the mark is taken off ([`moves`]). Not kept: new code
 //! until the next look, milliseconds later. A fork there is refused all the same, as soon as it returns to other code.
 //!
 //! For a fork that asks while pages are out a twin of the code is lent ([`crate::twin`]); what has none is lent itself,
@@ -17,6 +17,7 @@ use crate::twin::{Original, Pages, Twin};
 use crate::{keeper, memory, wrap};
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, Ordering};
 use pageout::kernel::{Kernel, Linux};
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
@@ -39,9 +40,8 @@ pub struct Code {
     /// By where their originals begin.
     twins: Vec<Twin>,
     state: State,
-    /// How often it was lent, and marked.
+    /// How often it was lent.
     loans: u32,
-    marks: u32,
     /// A hole of the engine's own, to move the telltale to.
     aside: Option<usize>,
     /// It told.
@@ -64,14 +64,18 @@ pub fn is_code(area: &Area<'_>) -> bool {
     // The stack grows at any time, and the heap by brk. The kernel's own: nothing forks there, and one lies beyond the
     // addresses of programs.
     let grows = [&b"[stack]"[..], b"[heap]"].contains(&area.name);
-    area.permissions.get(2) == Some(&b'x') && !own && !grows && !area.name.starts_with(b"[v")
+    let is = area.permissions.get(2) == Some(&b'x') && !own && !grows && !area.name.starts_with(b"[v");
+    if is && area.is_anonymous() {
+        IS_MADE.store(true, Ordering::Relaxed);
+    }
+    is
 }
 
 impl Code {
     /// These areas, which children get.
     pub fn new(areas: Vec<(usize, usize)>, kernel: &Linux) -> Self {
         let aside = memory::map(PAGE, PAGE).ok().filter(|aside| kernel.register(*aside, PAGE).is_ok());
-        Self { areas, twins: Vec::new(), state: State::Given, loans: 0, marks: 0, aside, forked: false }
+        Self { areas, twins: Vec::new(), state: State::Given, loans: 0, aside, forked: false }
     }
 
     /// To be asked before a look for [`Code::found`].
@@ -86,7 +90,6 @@ impl Code {
         }
         self.replace(areas);
         if self.state == State::Kept {
-            self.marks = self.marks.wrapping_add(1);
             // What is at the same place may be new.
             self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
         }
@@ -109,29 +112,6 @@ impl Code {
         self.areas.extend_from_slice(areas);
     }
 
-    /// What is in this range is about to move, or to grow: it would take along that children do not get it, also when it is
-    /// code no more. If it is, it is found again. To be told when it has moved, with what this returns.
-    pub fn moves(&mut self, start: usize, end: usize) -> u32 {
-        if self.state == State::Kept {
-            self.areas.retain(|area| {
-                let stays = area.1 <= start || end <= area.0;
-                if !stays {
-                    advise(*area, Advice::LinuxDoFork);
-                }
-                stays
-            });
-        }
-        self.marks
-    }
-
-    /// It has moved to this range. It may have been marked after [`Code::moves`] returned so much, and before it moved.
-    pub fn moved(&mut self, start: usize, end: usize, marks: u32) {
-        // Not if the mark may be the program's.
-        if self.marks != marks && !wrap::keeps_from_children() {
-            advise((start, end), Advice::LinuxDoFork);
-        }
-    }
-
     /// From here on children do not get it.
     pub fn keep(&mut self) {
         match self.state {
@@ -141,7 +121,6 @@ impl Code {
         }
         own_telltale();
         self.state = State::Kept;
-        self.marks = self.marks.wrapping_add(1);
         self.areas.iter().for_each(|area| advise(*area, Advice::LinuxDontFork));
     }
 
@@ -211,6 +190,19 @@ impl Code {
             }
         }
         self.forked
+    }
+}
+
+/// There was code of no file once, which may have been marked.
+static IS_MADE: AtomicBool = AtomicBool::new(false);
+
+/// What is in this range is about to move, or to grow, or has: it would take along that children do not get it, also when it is
+/// code no more. If it is, it is found again. From the program's threads, which may be killed, and whose stacks may be out:
+/// no lock is taken.
+pub fn moves(start: usize, end: usize) {
+    // Not if the mark may be the program's.
+    if IS_MADE.load(Ordering::Relaxed) && !wrap::keeps_from_children() {
+        advise((start, end), Advice::LinuxDoFork);
     }
 }
 

@@ -17,7 +17,7 @@
 //! refused here, as it was by the kernel before Linux 6.17.
 
 use crate::maps::Maps;
-use crate::{exit, fork, keeper, memory, sys, wrap};
+use crate::{code, exit, fork, keeper, memory, sys, wrap};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -83,22 +83,21 @@ pub unsafe fn remap(
     flags: usize,
     new: usize,
 ) -> Result<usize, Errno> {
-    let Some(keeper) = keeper::active() else {
+    if keeper::active().is_none() {
         // SAFETY: by contract.
         return unsafe { call(old, old_len, new_len, flags, new) };
-    };
-    // Where the program has put up a filter, nobody may be waited for.
-    if wrap::is_filtered() {
-        // SAFETY: by contract.
-        return unsafe { remap_as_one(old, old_len, new_len, flags, new) };
     }
-    let marks = sys::quietly(|| keeper.code.lock().moves(old, old.saturating_add(old_len)));
+    // A filter may not allow more calls.
+    let moves = |start: usize, len| {
+        if !wrap::is_filtered() {
+            code::moves(start, start.saturating_add(len));
+        }
+    };
+    moves(old, old_len);
     // SAFETY: by contract.
     let done = unsafe { remap_as_one(old, old_len, new_len, flags, new) };
-    if let Ok(at) = done {
-        sys::quietly(|| keeper.code.lock().moved(at, at.saturating_add(new_len), marks));
-    }
-    done
+    // It may have been marked between.
+    done.inspect(|at| moves(*at, new_len))
 }
 
 /// The same, however many mappings it is to the kernel.

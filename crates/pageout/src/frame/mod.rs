@@ -108,8 +108,9 @@ pub struct Frames {
     huge_holes: Lock<Vec<u32>>,
     /// 0: there is no such part.
     executable_base: AtomicUsize,
-    /// Its chunks that are holes, by their first frame.
+    /// Its chunks that are holes, by their first frame; and those that could not be dropped, with how far they are filled.
     executable_holes: Lock<Vec<u32>>,
+    executable_left: Lock<Vec<Part>>,
     /// Of each chunk, the frames that became holes since it was filled.
     emptied: Box<[AtomicU8]>,
     /// Of each frame that holds a Cached page, that page's address: `mremap` may change it.
@@ -144,6 +145,7 @@ impl Frames {
             huge_holes: Lock::new((0..huge as u32).rev().collect(), &FRAME_LOCKS),
             executable_base: AtomicUsize::new(0),
             executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
+            executable_left: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
             emptied: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             owners: (0..frames + huge * BLOCK_PAGES + EXECUTABLE).map(|_| AtomicU64::new(0)).collect(),
             small: frames,
@@ -192,6 +194,16 @@ impl Frames {
     /// A chunk of it to fill: its first frame.
     pub fn take_executable_holes(&self) -> Option<u32> {
         self.executable_holes.lock().pop()
+    }
+
+    /// Such a chunk, filled so far, cannot be dropped now.
+    pub fn executable_left(&self, chunk: Part) {
+        self.executable_left.lock().push(chunk);
+    }
+
+    /// One that could not be dropped.
+    pub fn take_executable_left(&self) -> Option<Part> {
+        self.executable_left.lock().pop()
     }
 
     /// Such a chunk is all holes again.

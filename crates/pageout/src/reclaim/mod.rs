@@ -15,7 +15,7 @@ pub mod policy;
 pub use hold::HOLDS_MAX;
 
 use crate::engine::{Engine, Swapin};
-use crate::frame::CHUNK;
+use crate::frame::{Part, CHUNK};
 use crate::kernel::Kernel;
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
@@ -305,14 +305,17 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
-    /// The same of a chunk for what can be executed, of which `filled` frames are filled. If it cannot be dropped, nobody uses
-    /// it any more.
-    pub(crate) fn drop_executable(&self, first: u32, filled: usize) {
+    /// The same of a chunk for what can be executed. `false`: it is tried again.
+    pub(crate) fn drop_executable(&self, chunk: Part) -> bool {
         let _regions = self.events.read();
-        if filled == 0 || self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok() {
-            self.frames.executable_dropped(first);
-            self.budget.fetch_add(filled as i64, Relaxed);
+        let at = self.frames.address(chunk.frame);
+        if chunk.count > 0 && self.kernel.drop_frames(at, CHUNK * PAGE).is_err() {
+            self.frames.executable_left(chunk);
+            return false;
         }
+        self.frames.executable_dropped(chunk.frame);
+        self.budget.fetch_add(chunk.count.into(), Relaxed);
+        true
     }
 
     fn drop_huge(&self, pages: usize) -> usize {

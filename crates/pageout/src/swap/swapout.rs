@@ -12,7 +12,7 @@
 use crate::device::Run;
 use crate::engine::Engine;
 use crate::flaw::{makes, Flaw};
-use crate::frame::{CHUNK, EXECUTABLE};
+use crate::frame::{Part, CHUNK, EXECUTABLE};
 use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
@@ -919,8 +919,9 @@ impl<K: Kernel> Engine<K> {
         if let Some((chunk, filled)) = out.chunk.take() {
             self.frames.filled(chunk, filled);
         }
-        for (first, filled) in out.executables.drain(..).chain(out.executable.take()) {
-            self.drop_executable(first, filled);
+        while self.frames.take_executable_left().is_some_and(|chunk| self.drop_executable(chunk)) {}
+        for (frame, filled) in out.executables.drain(..).chain(out.executable.take()) {
+            self.drop_executable(Part { frame, count: filled as u32 });
         }
         for (huge, filled, whole) in out.huge.drain(..) {
             if whole {
