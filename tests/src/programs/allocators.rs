@@ -1,4 +1,4 @@
-//! Programs under allocators other than the C library's, preloaded before the agent, and one with memory functions of its own.
+//! Programs under allocators other than the C library's, preloaded before the agent; and of ours in C, which do what has hung.
 
 use super::runtimes::{perl, python};
 use super::text::sort;
@@ -16,21 +16,22 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
         under(sort("jemalloc-sort", size.pick(16, 512) * MIB), "libjemalloc.so.2"),
         under(perl("mimalloc-perl", size.pick(64, 1024)), "libmimalloc.so.2"),
         under(python("mimalloc-python", mib), "libmimalloc.so.2"),
-        own_memory(),
+        // Exports `memcpy` and its like.
+        own("own-memory", "own_memory.c", &["-O1", "-fno-builtin", "-rdynamic"]),
+        own("code-moves", "code_moves.c", &["-O1", "-pthread"]),
     ]
 }
 
-/// A program that exports `memcpy` and its like.
-fn own_memory() -> Program {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/own_memory.c");
+/// A program of ours in C, built with these flags.
+fn own(name: &'static str, source: &'static str, flags: &'static [&'static str]) -> Program {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
     let build = move |dir: &Path| -> Result<()> {
         let mut compile = Command::new("cc");
-        let built =
-            compile.args(["-O1", "-fno-builtin", "-rdynamic", "-o"]).arg(dir.join("own")).arg(&source);
+        let built = compile.args(flags).arg("-o").arg(dir.join("own")).arg(&source);
         ensure!(built.status()?.success(), "cc refuses {}", source.display());
         Ok(())
     };
-    Program::new("own-memory", |input| Invocation::new(input.join("own"))).needs(&["cc"]).input(build)
+    Program::new(name, |input| Invocation::new(input.join("own"))).needs(&["cc"]).input(build)
 }
 
 /// The program with `library` preloaded, and Python's own allocator out of its way.
