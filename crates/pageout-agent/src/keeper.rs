@@ -9,7 +9,7 @@
 use crate::clock::Clock;
 use crate::code::{is_code, Code};
 use crate::devices::Devices;
-use crate::link::{self, Link};
+use crate::link::{self, Link, Welcome};
 use crate::maps::Maps;
 use crate::part::Part;
 use crate::{exit, fork, heir, memory, part, program, sys, task, wrap};
@@ -83,6 +83,9 @@ const HIRE_AGAIN: i64 = 50_000_000;
 const HIRE_ATTEMPTS: usize = 200;
 /// What to do about that.
 const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
+/// How often a connection that run has closed is tried again, after so many ns each.
+const RESETS: usize = 5;
+const RESET_NAP: i64 = 10_000_000;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -323,7 +326,7 @@ extern "C" fn keeper(_: usize) -> ! {
     if unsafe { sys::call(linux_raw_sys::general::__NR_fcntl, 2, F_GETFD, 0, 0) }.is_err() {
         let _ = unsafe { sys::call(linux_raw_sys::general::__NR_dup2, watch.as_raw_fd() as usize, 2, 0, 0) };
     }
-    let (link, welcome) = match Link::connect(path.as_bytes(), program, me) {
+    let (link, welcome) = match connect(path, program, me) {
         Ok(met) => met,
         Err(errno) => {
             // Run has ended, which it said or its user saw, and with it the limit; every program that a shell starts would
@@ -390,6 +393,18 @@ extern "C" fn keeper(_: usize) -> ! {
         told_over: false,
     };
     life.run(kernel)
+}
+
+/// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.
+fn connect(path: Path, program: u32, me: u32) -> Result<(Link, Welcome), Errno> {
+    for _ in 0..RESETS {
+        match Link::connect(path.as_bytes(), program, me) {
+            Err(Errno::CONNRESET | Errno::PIPE) => {}
+            met => return met,
+        }
+        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: RESET_NAP });
+    }
+    Link::connect(path.as_bytes(), program, me)
 }
 
 /// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
