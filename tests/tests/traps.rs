@@ -437,10 +437,8 @@ impl Settings {
         let (mut input, mut output) = run.stdin.take().zip(run.stdout.take()).ok_or("no pipes")?;
         output.read_exact(&mut [0; 6])?;
         run.kill()?;
-        let Output { stderr, .. } = {
-            input.write_all(b"\n")?;
-            run.wait_with_output()?
-        };
+        input.write_all(b"\n")?;
+        let Output { stderr, .. } = run.wait_with_output()?;
         let mut rest = String::new();
         output.read_to_string(&mut rest)?;
         let said = String::from_utf8_lossy(&stderr);

@@ -199,10 +199,10 @@ static IS_MADE: AtomicBool = AtomicBool::new(false);
 /// What is in this range is about to move, or to grow, or has: it would take along that children do not get it, also when it is
 /// code no more. If it is, it is found again. From the program's threads, which may be killed, and whose stacks may be out:
 /// no lock is taken.
-pub fn moves(start: usize, end: usize) {
-    // Not if the mark may be the program's.
-    if IS_MADE.load(Ordering::Relaxed) && !wrap::keeps_from_children() {
-        advise((start, end), Advice::LinuxDoFork);
+pub fn moves(start: usize, len: usize) {
+    // Not if the mark may be the program's. A filter may not allow the call.
+    if IS_MADE.load(Ordering::Relaxed) && !wrap::keeps_from_children() && !wrap::is_filtered() {
+        advise((start, start.saturating_add(len)), Advice::LinuxDoFork);
     }
 }
 

@@ -29,12 +29,11 @@ use pageout::swap::Place;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
 use pageout::wire::{Kind, Message, Settings};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::{fcntl_getfd, Errno};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::futex;
 
-const F_GETFD: usize = linux_raw_sys::general::F_GETFD as usize;
 /// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
 const FASTEST: u64 = 20;
 /// Part of the stated slack that a watch may let pass between two looks, in bytes.
@@ -322,9 +321,9 @@ extern "C" fn keeper(_: usize) -> ! {
         leave(0)
     };
     // Where the program has closed 2 nothing of ours may get that number.
-    // SAFETY: the same.
-    if unsafe { sys::call(linux_raw_sys::general::__NR_fcntl, 2, F_GETFD, 0, 0) }.is_err() {
-        let _ = unsafe { sys::call(linux_raw_sys::general::__NR_dup2, watch.as_raw_fd() as usize, 2, 0, 0) };
+    // SAFETY: whether it is there is asked only.
+    if fcntl_getfd(unsafe { rustix::stdio::stderr() }).is_err() {
+        let _ = rustix::stdio::dup2_stderr(&watch);
     }
     let (link, welcome) = match connect(path, program, me) {
         Ok(met) => met,
@@ -397,14 +396,14 @@ extern "C" fn keeper(_: usize) -> ! {
 
 /// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.
 fn connect(path: Path, program: u32, me: u32) -> Result<(Link, Welcome), Errno> {
-    for _ in 0..RESETS {
+    let mut resets = 0;
+    loop {
         match Link::connect(path.as_bytes(), program, me) {
-            Err(Errno::CONNRESET | Errno::PIPE) => {}
+            Err(Errno::CONNRESET | Errno::PIPE) if resets < RESETS => resets += 1,
             met => return met,
         }
         let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: RESET_NAP });
     }
-    Link::connect(path.as_bytes(), program, me)
 }
 
 /// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
@@ -561,11 +560,7 @@ impl Life {
                 }
             }
             None => {
-                self.find_areas();
-                executable = self.executable_frames(&kernel);
-                if executable.is_some() {
-                    self.find_areas();
-                }
+                executable = self.find_areas(&kernel);
                 let register =
                     |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
                 taking.registered.extend(self.areas.iter().filter(register));
@@ -801,8 +796,18 @@ impl Life {
         }
     }
 
-    /// Looks for areas that can be managed.
-    fn find_areas(&mut self) {
+    /// Looks for areas that can be managed. Those that can be executed are found once there is room for frames for them,
+    /// which is returned when it is new.
+    fn find_areas(&mut self, kernel: &Linux) -> Option<usize> {
+        self.read_areas();
+        let executable = self.executable_frames(kernel);
+        if executable.is_some() {
+            self.read_areas();
+        }
+        executable
+    }
+
+    fn read_areas(&mut self) {
         self.areas.clear();
         let mut stacks = exit::control_blocks();
         stacks.sort_unstable();
@@ -856,11 +861,8 @@ impl Life {
     fn look_around(&mut self, keeper: &'static Keeper, over: i64) {
         let engine = &keeper.engine;
         let loans = keeper.code.lock().loans();
-        self.find_areas();
-        if let Some(base) = self.executable_frames(&engine.kernel) {
-            engine.frames.open_executable(base);
-            self.find_areas();
-        }
+        let executable = self.find_areas(&engine.kernel);
+        executable.into_iter().for_each(|base| engine.frames.open_executable(base));
         if !keeper.code.lock().found(&self.code, loans) {
             self.scanned = (0, 0, 0);
         }

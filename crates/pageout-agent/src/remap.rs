@@ -83,33 +83,11 @@ pub unsafe fn remap(
     flags: usize,
     new: usize,
 ) -> Result<usize, Errno> {
-    if keeper::active().is_none() {
-        // SAFETY: by contract.
-        return unsafe { call(old, old_len, new_len, flags, new) };
-    }
-    // A filter may not allow more calls.
-    let moves = |start: usize, len| {
-        if !wrap::is_filtered() {
-            code::moves(start, start.saturating_add(len));
-        }
-    };
-    moves(old, old_len);
-    // SAFETY: by contract.
-    let done = unsafe { remap_as_one(old, old_len, new_len, flags, new) };
-    // It may have been marked between.
-    done.inspect(|at| moves(*at, new_len))
-}
-
-/// The same, however many mappings it is to the kernel.
-unsafe fn remap_as_one(
-    old: usize,
-    old_len: usize,
-    new_len: usize,
-    flags: usize,
-    new: usize,
-) -> Result<usize, Errno> {
     // SAFETY: by contract.
     let direct = || unsafe { call(old, old_len, new_len, flags, new) };
+    if keeper::active().is_none() {
+        return direct();
+    }
     if flags == MAYMOVE | FIXED | DONTUNMAP && old_len != 0 && !is_one(old, old.saturating_add(old_len)) {
         // It would move a part and say that it moved nothing.
         return Err(Errno::FAULT);
@@ -136,8 +114,13 @@ unsafe fn remap_as_one(
 }
 
 unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Result<usize, Errno> {
-    // SAFETY: as the caller promises.
-    one_at_a_time(|| unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) })
+    one_at_a_time(|| {
+        code::moves(old, old_len);
+        // SAFETY: as the caller promises.
+        let done = unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) };
+        // It may have been marked between.
+        done.inspect(|at| code::moves(*at, new_len))
+    })
 }
 
 /// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.

@@ -52,6 +52,7 @@ pub(crate) struct Order {
 impl Order {
     /// Takes an event; those that nothing can have overtaken are applied at once.
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
+        let numbered = Numbered(regions.number(), event);
         match event {
             Event::Fault(_) => return,
             Event::Remap { from, to, len } => {
@@ -62,12 +63,9 @@ impl Order {
                 self.there.insert(Region { start: to, end: to + len });
             }
             _ if !self.is_empty() => {}
-            event => {
-                let number = regions.number();
-                return apply(engine, regions, Numbered(number, event));
-            }
+            _ => return apply(engine, regions, numbered),
         }
-        self.log.push_back(Numbered(regions.number(), event));
+        self.log.push_back(numbered);
     }
 
     /// Looks whether what came is there, before an event is read that is there to be read.

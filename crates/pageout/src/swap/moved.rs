@@ -189,24 +189,23 @@ impl Group {
     /// Which changes may have happened together: with each event those that must have happened before.
     fn orders(&self) -> Vec<Happened> {
         let mut events: Vec<u64> = Vec::new();
-        for (_, change) in &self.changes {
-            if !events.contains(&change.event) {
-                events.push(change.event);
-            }
-        }
-        let of = |is: &dyn Fn(usize) -> bool| -> Happened {
-            let number = |change: &Change| events.iter().position(|event| *event == change.event);
-            self.changes.iter().map(|(_, change)| number(change).is_some_and(is)).collect()
+        let mut number = |event: u64| {
+            events.iter().position(|known| *known == event).unwrap_or_else(|| {
+                events.push(event);
+                events.len() - 1
+            })
         };
+        // Of each change, which event in the order of the first parts told of it.
+        let numbers: Vec<usize> = self.changes.iter().map(|(_, change)| number(change.event)).collect();
+        let of = |is: &dyn Fn(usize) -> bool| numbers.iter().map(|event| is(*event)).collect();
         if events.len() > MOST_EVENTS {
             return (0..=events.len()).map(|first| of(&|event| event < first)).collect();
         }
         // Which come before which. Where parts of two came in either order, who was first is.
         let mut before = alloc::vec![0u32; events.len()];
         for (at, (_, one)) in self.changes.iter().enumerate() {
-            for (_, other) in &self.changes[at + 1..] {
-                let number = |change: &Change| events.iter().position(|event| *event == change.event);
-                let (Some(first), Some(second)) = (number(one), number(other)) else { continue };
+            for (later, (_, other)) in self.changes.iter().enumerate().skip(at + 1) {
+                let (first, second) = (numbers[at], numbers[later]);
                 if first != second && overlap(*one, *other) && before[first] & 1 << second == 0 {
                     before[second] |= 1 << first;
                 }

@@ -55,9 +55,9 @@ pub struct Outgoing {
     /// The chunk being filled and how far.
     chunk: Option<(u32, usize)>,
     chunks: Vec<u32>,
-    /// The same of what can be executed, and how far each is filled.
+    /// The same of what can be executed.
     executable: Option<(u32, usize)>,
-    executables: Vec<(u32, usize)>,
+    executables: Vec<u32>,
     /// Huge frames, how many pages of each are filled, and whether by one huge page.
     huge: Vec<(u32, usize, bool)>,
     busy: Vec<usize>,
@@ -526,17 +526,18 @@ impl<K: Kernel> Engine<K> {
 
     /// A chunk that is not full, and how far it is filled.
     fn holes(&self, out: &mut Outgoing, executable: bool) -> Option<(u32, usize)> {
-        let begun = if executable { &mut out.executable } else { &mut out.chunk };
-        if let Some((chunk, filled)) = begun.filter(|(_, filled)| *filled < CHUNK) {
-            return Some((chunk, filled));
+        let (begun, full) = match executable {
+            true => (&mut out.executable, &mut out.executables),
+            false => (&mut out.chunk, &mut out.chunks),
+        };
+        if let Some(chunk) = begun.filter(|(_, filled)| *filled < CHUNK) {
+            return Some(chunk);
         }
-        if executable {
-            let new = (self.frames.take_executable_holes()?, 0);
-            out.executables.extend(begun.replace(new));
-            return Some(new);
-        }
-        let new = self.frames.take_holes()?;
-        out.chunks.extend(begun.replace(new).map(|(full, _)| full));
+        let new = match executable {
+            true => (self.frames.take_executable_holes()?, 0),
+            false => self.frames.take_holes()?,
+        };
+        full.extend(begun.replace(new).map(|(full, _)| full));
         Some(new)
     }
 
@@ -920,7 +921,8 @@ impl<K: Kernel> Engine<K> {
             self.frames.filled(chunk, filled);
         }
         while self.frames.take_executable_left().is_some_and(|chunk| self.drop_executable(chunk)) {}
-        for (frame, filled) in out.executables.drain(..).chain(out.executable.take()) {
+        let full = out.executables.drain(..).map(|chunk| (chunk, CHUNK));
+        for (frame, filled) in full.chain(out.executable.take()) {
             self.drop_executable(Part { frame, count: filled as u32 });
         }
         for (huge, filled, whole) in out.huge.drain(..) {
