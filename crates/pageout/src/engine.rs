@@ -10,6 +10,7 @@ use crate::fault::stream::Streams;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
+use crate::reclaim::ahead::Ahead;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::Order;
 use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
@@ -111,6 +112,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) limit_pages: AtomicI64,
     /// Resident pages that the limit gives way to ([`Engine::give_way`]).
     pub(crate) floor_pages: AtomicI64,
+    /// How many frames evictors fill.
+    pub(crate) ahead: Ahead,
     /// Evictors sleep on it; it rings when there is work.
     pub wanted: Bell,
     /// A fault could have used a huge frame and there was none.
@@ -185,6 +188,7 @@ impl<K: Kernel> Engine<K> {
             budget: AtomicI64::new(0),
             limit_pages: AtomicI64::new(config.limit_pages),
             floor_pages: AtomicI64::new(0),
+            ahead: Ahead::new(),
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),
             small_wanted: AtomicBool::new(false),

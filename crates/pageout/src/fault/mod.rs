@@ -204,8 +204,11 @@ impl Server {
         for block_start in (next..).step_by(BLOCK).take(most) {
             let block = engine.space.block(block_start);
             let is_out = block.is_some_and(|block| block.lock().all(0, BLOCK_PAGES, Tag::Swapped));
-            if !is_out || engine.frames.huge_ready() == 0 || engine.crowd.threads() >= engine.kernel.cpus() {
+            if !is_out || engine.crowd.threads() >= engine.kernel.cpus() {
                 return;
+            }
+            if engine.frames.huge_ready() == 0 {
+                return engine.ran_short();
             }
             let brought = engine.bring_in(&mut self.incoming, block_start, 0, (0, BLOCK_PAGES), true);
             if brought != Brought::Done(BLOCK_PAGES) {

@@ -9,6 +9,7 @@
 //!
 //! The budget is corrected by looking at the kernel's own count ([`Engine::measure`]).
 
+pub(crate) mod ahead;
 mod hold;
 pub mod policy;
 
@@ -97,7 +98,17 @@ impl<K: Kernel> Engine<K> {
 
     /// Evictors stop at so many filled frames; they begin at half of it.
     pub(crate) fn high_pages(&self) -> usize {
+        self.ahead.pages(self.much())
+    }
+
+    /// The most of it; so many pages over the limit are many.
+    pub(crate) fn much(&self) -> usize {
         (self.limit() as usize / 32).clamp(64, 4096)
+    }
+
+    /// More filled frames could have been used than were ready.
+    pub(crate) fn ran_short(&self) {
+        self.ahead.ran_short(self.kernel.now(), self.much());
     }
 
     /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
@@ -172,6 +183,7 @@ impl<K: Kernel> Engine<K> {
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
         self.mend();
+        self.ahead.look(self.kernel.now());
         let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
@@ -258,6 +270,7 @@ impl<K: Kernel> Engine<K> {
     /// leave instead, their memory makes one. `false`: none can be had. No lock held.
     pub(crate) fn make_huge_frame(&self, out: &mut Outgoing) -> bool {
         Stats::add(&self.stats.allocstall, 1);
+        self.ran_short();
         let made = |huge: u32| self.frames.huge_filled(huge);
         for _ in 0..HUGE_TRIES {
             let short = (BLOCK_PAGES as i64 - self.budget.load(Relaxed)).max(0) as usize;
@@ -357,6 +370,7 @@ impl<K: Kernel> Engine<K> {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             Stats::add(&self.stats.allocstall, 1);
+            self.ran_short();
             if !self.is_stuck() {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {
                     return;

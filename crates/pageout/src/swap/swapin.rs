@@ -433,7 +433,7 @@ impl<K: Kernel> Engine<K> {
     /// more than the copy; where there is none, the frames that COPY leaves filled, and that are given back many at a time,
     /// cost more. Not while much lies over the limit. Who serves himself would wait for the giving back.
     fn is_copied(&self) -> bool {
-        let most = self.high_pages() as i64 / 4;
+        let most = self.much() as i64 / 4;
         !self.is_inline() && self.move_ns.load(Relaxed) > QUICK_MOVE_NS && self.budget.load(Relaxed) > -most
     }
 
