@@ -13,6 +13,7 @@ const SCHEDULED: u32 = 2;
 
 /// The clock of a process's time on processors.
 pub struct Clock {
+    number: u32,
     timer: usize,
     rings: OwnedFd,
     /// The kernel looks at it so seldom (ns).
@@ -34,19 +35,40 @@ impl Clock {
             let rings =
                 sys::call(raw::__NR_signalfd4, usize::MAX, &raw const mask as usize, 8, flags).ok()?;
             let tick = clock_getres(ClockId::MonotonicCoarse).tv_nsec as u64;
-            Some(Self { timer: timer as usize, rings: OwnedFd::from_raw_fd(rings as i32), tick })
+            Some(Self {
+                number: clock,
+                timer: timer as usize,
+                rings: OwnedFd::from_raw_fd(rings as i32),
+                tick,
+            })
         }
     }
 
     /// Rings when the program has run for `nanoseconds` from now. False: the clock is too coarse for that.
     pub fn set(&self, nanoseconds: u64) -> bool {
-        if nanoseconds < 3 * self.tick {
-            return false;
-        }
         // It may ring a tick late.
-        let time = [0, 0, 0, nanoseconds - self.tick];
+        nanoseconds >= 3 * self.tick && self.arm(nanoseconds - self.tick)
+    }
+
+    /// Rings at the first tick that finds the program running.
+    pub fn set_at_once(&self) {
+        self.arm(1);
+    }
+
+    fn arm(&self, nanoseconds: u64) -> bool {
+        let time = [0, 0, 0, nanoseconds];
         // SAFETY: `struct itimerspec`: no interval, and a time under a second.
         unsafe { sys::call(raw::__NR_timer_settime, self.timer, 0, time.as_ptr() as usize, 0).is_ok() }
+    }
+
+    /// For how long the program has run, in ns.
+    pub fn now(&self) -> u64 {
+        let mut time = [0u64; 2];
+        // SAFETY: `struct timespec`.
+        let _ = unsafe {
+            sys::call(raw::__NR_clock_gettime, self.number as i32 as usize, &raw mut time as usize, 0, 0)
+        };
+        time[0] * 1_000_000_000 + time[1]
     }
 
     /// Can be read once it has rung.

@@ -44,6 +44,8 @@ const FOLLOW_SLACK: u64 = 40 << 20;
 const LONGEST_NAP: u64 = 100_000_000;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
+/// The same of a program that does not run: others need what it has.
+const LONGEST_REST: u64 = 10_000_000;
 /// After so many looks without new memory that no fault announced.
 const CALM: u64 = 4;
 /// Who lets others run and goes on within so many ns was alone; else he tries again after so many.
@@ -373,6 +375,8 @@ extern "C" fn keeper(_: usize) -> ! {
     let mut life = Life {
         watch,
         clock: Clock::of(program),
+        had_run: 0,
+        rest: 0,
         link,
         settings: welcome.settings,
         part,
@@ -421,8 +425,10 @@ fn leave(status: i32) -> ! {
 
 struct Life {
     watch: OwnedFd,
-    /// While nothing is registered.
     clock: Option<Clock>,
+    /// How long the program had run at the last look, and for how long one that does not is left alone now (ns).
+    had_run: u64,
+    rest: u64,
     link: &'static Link,
     settings: Settings,
     part: Part,
@@ -469,9 +475,9 @@ impl Life {
             let growth = (left + self.part.of_slack(SLACK)) / self.part.growers(now, still);
             let wanted = (growth / FASTEST).clamp(500_000, LONGEST_NAP);
             let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
-            self.pause(if is_set { LONGEST_NAP } else { wanted });
+            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted) };
+            self.pause(nap);
         }
-        self.clock = None;
         // It takes its time, and nobody looks meanwhile.
         part::hold_all();
         let keeper = self.take_up(kernel, heir);
@@ -488,6 +494,20 @@ impl Life {
                 program()
             ))
         })
+    }
+
+    /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has not run since the last
+    /// takes no memory. Between two looks it may begin to, which the clock tells.
+    fn nap(&mut self, wanted: u64) -> u64 {
+        let Some(clock) = &self.clock else { return wanted };
+        let before = core::mem::replace(&mut self.had_run, clock.now());
+        if before != self.had_run {
+            self.rest = wanted;
+        } else {
+            self.rest = (2 * self.rest).clamp(wanted, wanted.max(LONGEST_REST));
+            clock.set_at_once();
+        }
+        self.rest
     }
 
     /// Sleeps, or ends with the program.
@@ -526,6 +546,7 @@ impl Life {
         PROGRAM.store(guest.id, Ordering::Relaxed);
         LISTED.store(guest.listed, Ordering::Relaxed);
         self.watch = guest.watch;
+        self.clock = Clock::of(guest.id);
         fork::program_ended();
         self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
     }
@@ -721,7 +742,9 @@ impl Life {
             self.count_locks();
             keeper.settle_bequests();
             let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
-            self.pause((500_000 * (1 + still)).min(far.max(1_000_000)));
+            let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
+            let nap = if holds { self.nap(nap) } else { nap };
+            self.pause(nap);
         }
     }
 
