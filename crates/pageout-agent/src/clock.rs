@@ -61,14 +61,14 @@ impl Clock {
         unsafe { sys::call(raw::__NR_timer_settime, self.timer, 0, time.as_ptr() as usize, 0).is_ok() }
     }
 
-    /// For how long the program has run, in ns.
-    pub fn now(&self) -> u64 {
+    /// For how long the program has run, in ns. `None`: nobody knows.
+    pub fn now(&self) -> Option<u64> {
         let mut time = [0u64; 2];
         // SAFETY: `struct timespec`.
-        let _ = unsafe {
+        let read = unsafe {
             sys::call(raw::__NR_clock_gettime, self.number as i32 as usize, &raw mut time as usize, 0, 0)
         };
-        time[0] * 1_000_000_000 + time[1]
+        read.ok().map(|_| time[0] * 1_000_000_000 + time[1])
     }
 
     /// Can be read once it has rung.

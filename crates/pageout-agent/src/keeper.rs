@@ -375,7 +375,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let mut life = Life {
         watch,
         clock: Clock::of(program),
-        had_run: 0,
+        had_run: None,
         rest: 0,
         link,
         settings: welcome.settings,
@@ -427,7 +427,7 @@ struct Life {
     watch: OwnedFd,
     clock: Option<Clock>,
     /// How long the program had run at the last look, and for how long one that does not is left alone now (ns).
-    had_run: u64,
+    had_run: Option<u64>,
     rest: u64,
     link: &'static Link,
     settings: Settings,
@@ -501,7 +501,7 @@ impl Life {
     fn nap(&mut self, wanted: u64) -> u64 {
         let Some(clock) = &self.clock else { return wanted };
         let before = core::mem::replace(&mut self.had_run, clock.now());
-        if before != self.had_run {
+        if before != self.had_run || before.is_none() {
             self.rest = wanted;
         } else {
             self.rest = (2 * self.rest).clamp(wanted, wanted.max(LONGEST_REST));

@@ -182,9 +182,12 @@ impl<K: Kernel> Engine<K> {
 
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
-        self.mend();
         self.ahead.look(self.kernel.now());
         let budget = self.budget.load(Relaxed);
+        // It may wait for other CPUs (MADV_COLLAPSE drains their lists of pages), which what must go now does not.
+        if budget > -(self.much() as i64) {
+            self.mend();
+        }
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
         let helped = self.is_helped(budget) && !due;
