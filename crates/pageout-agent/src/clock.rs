@@ -65,9 +65,8 @@ impl Clock {
     pub fn now(&self) -> Option<u64> {
         let mut time = [0u64; 2];
         // SAFETY: `struct timespec`.
-        let read = unsafe {
-            sys::call(raw::__NR_clock_gettime, self.number as i32 as usize, &raw mut time as usize, 0, 0)
-        };
+        let read =
+            unsafe { sys::call(raw::__NR_clock_gettime, self.number as usize, &raw mut time as usize, 0, 0) };
         read.ok().map(|_| time[0] * 1_000_000_000 + time[1])
     }
 

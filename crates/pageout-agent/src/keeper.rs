@@ -42,10 +42,10 @@ const SLACK: u64 = 24 << 20;
 const FOLLOW_SLACK: u64 = 40 << 20;
 /// Between two looks there are at most so many ns, whatever happens.
 const LONGEST_NAP: u64 = 100_000_000;
+/// The same near the limit, of a program that does not run: others need what it has.
+const LONGEST_REST: u64 = 10_000_000;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
-/// The same of a program that does not run: others need what it has.
-const LONGEST_REST: u64 = 10_000_000;
 /// After so many looks without new memory that no fault announced.
 const CALM: u64 = 4;
 /// Who lets others run and goes on within so many ns was alone; else he tries again after so many.

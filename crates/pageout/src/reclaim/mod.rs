@@ -106,6 +106,17 @@ impl<K: Kernel> Engine<K> {
         (self.limit() as usize / 32).clamp(64, 4096)
     }
 
+    /// Is much over the limit? What comes ready goes back at once then, and nothing is begun that can wait.
+    pub(crate) fn is_far_over(&self) -> bool {
+        self.budget.load(Relaxed) < -(self.much() as i64)
+    }
+
+    /// A fault waits until something has left.
+    fn stalls(&self) {
+        Stats::add(&self.stats.allocstall, 1);
+        self.ran_short();
+    }
+
     /// More filled frames could have been used than were ready.
     pub(crate) fn ran_short(&self) {
         self.ahead.ran_short(self.kernel.now(), self.much());
@@ -183,11 +194,11 @@ impl<K: Kernel> Engine<K> {
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
         self.ahead.look(self.kernel.now());
-        let budget = self.budget.load(Relaxed);
-        // It may wait for other CPUs (MADV_COLLAPSE drains their lists of pages), which what must go now does not.
-        if budget > -(self.much() as i64) {
+        // It may wait for other CPUs: MADV_COLLAPSE drains their lists of pages.
+        if !self.is_far_over() {
             self.mend();
         }
+        let budget = self.budget.load(Relaxed);
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
         let helped = self.is_helped(budget) && !due;
@@ -272,8 +283,7 @@ impl<K: Kernel> Engine<K> {
     /// A whole block can come in, and there is no huge frame: lets a huge page leave, which leaves one. If small ones
     /// leave instead, their memory makes one. `false`: none can be had. No lock held.
     pub(crate) fn make_huge_frame(&self, out: &mut Outgoing) -> bool {
-        Stats::add(&self.stats.allocstall, 1);
-        self.ran_short();
+        self.stalls();
         let made = |huge: u32| self.frames.huge_filled(huge);
         for _ in 0..HUGE_TRIES {
             let short = (BLOCK_PAGES as i64 - self.budget.load(Relaxed)).max(0) as usize;
@@ -372,8 +382,7 @@ impl<K: Kernel> Engine<K> {
         if self.budget.load(Relaxed) < CHUNK as i64 {
             self.kick();
             self.small_wanted.store(true, Relaxed);
-            Stats::add(&self.stats.allocstall, 1);
-            self.ran_short();
+            self.stalls();
             if !self.is_stuck() {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {
                     return;

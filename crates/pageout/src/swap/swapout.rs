@@ -897,7 +897,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Gives whole chunks and huge frames back to the kernel, as long as the process is far over its limit.
     fn drop_filled(&self, out: &mut Outgoing) {
-        while self.budget.load(Relaxed) < -(self.much() as i64) {
+        while self.is_far_over() {
             if let Some(chunk) = out.chunks.pop() {
                 if !self.drop_chunk(chunk) {
                     return out.chunks.push(chunk);
