@@ -77,6 +77,7 @@ fn main() -> ExitCode {
     for (name, size) in [("tree-many", 480 << 20), ("tree-turns", 640 << 20)] {
         trials.push(beside_others(name.into(), move || settings.shares_swap(name, size)));
     }
+    trials.push(beside_others("tree-fits".into(), || settings.tree_fits()));
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -357,6 +358,20 @@ impl Settings {
         let done = self.finish(run.command, Vec::new())?;
         check_ok(&done)?;
         some_out(&run.stats).map(drop)
+    }
+
+    /// Many small programs that fit in the limit, with what their engines take: hardly anything comes in again.
+    fn tree_fits(&self) -> Result<(), Failed> {
+        let pages = (96 << 20) / 4096;
+        let run = self.under_pageout(128 << 20, &self.arguments("tree-fits", 96 << 20))?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        let [pages_in] = counters(&run.stats, ["pswpin"])?;
+        eprintln!("tree-fits: {:.1?}, {pages} pages, {pages_in} in again", done.wall);
+        if pages_in > pages {
+            return Err(format!("{pages} pages that fit, and {pages_in} came in again").into());
+        }
+        Ok(())
     }
 
     /// Programs whose memory fits into the swap, `size` at a time: none finds it full.

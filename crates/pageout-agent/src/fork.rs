@@ -419,7 +419,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     // SAFETY: the keeper lives as long as its process.
     let keeper = unsafe { &*(keeper as *const Keeper) };
     let engine = &keeper.engine;
-    let mut server = alloc::boxed::Box::new(Server::new());
+    let mut server = Server::new();
     let mut maps = Maps::new();
     // Does the child of the fork that asks?
     let mut finds_run = true;

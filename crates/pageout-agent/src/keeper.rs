@@ -87,6 +87,8 @@ const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
 /// How often a connection that run has closed is tried again, after so many ns each.
 const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;
+/// So many threads at most allocate slots at once without meeting.
+const MOST_SHARDS: usize = 64;
 /// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
 const UNPARK_ROUNDS: u32 = 200;
 
@@ -617,7 +619,7 @@ impl Life {
             huge: self.settings.max_order >= 9 && HugePages::now() != HugePages::Never,
             zeros,
         };
-        let place = Place::new(64, [], Box::new(self.link));
+        let place = Place::new(kernel.cpus().min(MOST_SHARDS), [], Box::new(self.link));
         self.devices.open_all(&place, self.link);
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
         executable.into_iter().for_each(|base| frames.open_executable(base));
@@ -916,7 +918,7 @@ impl Life {
 extern "C" fn serve(keeper: usize) -> ! {
     // SAFETY: see `take_up`.
     let keeper = unsafe { &*(keeper as *const Keeper) };
-    let mut server = Box::new(Server::new());
+    let mut server = Server::new();
     sys::go_first_or_even();
     loop {
         server.serve(&keeper.engine, FOREVER);

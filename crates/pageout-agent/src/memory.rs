@@ -325,13 +325,18 @@ static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &HEAP_LOCKS);
 impl Heap {
     const EMPTY: Heap = Heap { free: [null_mut(); CLASSES], chunk: 0, left: 0 };
 
-    fn take(&mut self, class: usize) -> *mut u8 {
+    /// A piece, and whether nobody has had it: then it is zeros.
+    fn take(&mut self, class: usize) -> (*mut u8, bool) {
         let found = self.free[class];
-        if !found.is_null() {
-            // SAFETY: free pieces hold the link to the next one.
-            self.free[class] = unsafe { found.cast::<*mut u8>().read() };
-            return found;
+        if found.is_null() {
+            return (self.take_new(class), true);
         }
+        // SAFETY: free pieces hold the link to the next one.
+        self.free[class] = unsafe { found.cast::<*mut u8>().read() };
+        (found, false)
+    }
+
+    fn take_new(&mut self, class: usize) -> *mut u8 {
         let (size, align) = pieces_of(class);
         // Chunks are aligned to the largest.
         let skip = self.chunk.next_multiple_of(align) - self.chunk;
@@ -405,10 +410,25 @@ unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let class = class_of(&layout);
         if class < CLASSES {
-            return HEAP.lock().take(class);
+            return HEAP.lock().take(class).0;
         }
         let len = layout.size().next_multiple_of(PAGE);
         map(len, layout.align()).map_or(null_mut(), |start| start as *mut u8)
+    }
+
+    /// What is new is not touched: large tables are used in part.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let class = class_of(&layout);
+        if class >= CLASSES {
+            // SAFETY: the caller's layout. A new mapping is zeros.
+            return unsafe { self.alloc(layout) };
+        }
+        let (piece, is_new) = HEAP.lock().take(class);
+        if !is_new {
+            // SAFETY: at least as large as the layout says.
+            unsafe { piece.write_bytes(0, layout.size()) };
+        }
+        piece
     }
 
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {

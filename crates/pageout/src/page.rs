@@ -32,10 +32,15 @@
 //! A word is read and changed only under its block's lock. That one lock covers a run of neighbours, which
 //! are nearly always changed together; a compare-and-swap per page would cost 512 of them for a huge one.
 
+use crate::sync::Zero;
+
 /// What is known of a page: tag, payload and generation in 64 bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Word(u64);
+
+// SAFETY: a number, and the default is 0.
+unsafe impl Zero for Word {}
 
 /// Where a page is. See the table of this module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

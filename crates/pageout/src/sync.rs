@@ -19,8 +19,40 @@ pub use atomic::AtomicPtr as TablePtr;
 pub use core::sync::atomic::AtomicPtr as TablePtr;
 
 use crate::flaw::Flaw;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::alloc::Layout;
 use core::ops::{Deref, DerefMut};
+
+/// What begins as zeros, and is that where all of its bytes are zeros.
+///
+/// # Safety
+/// Bytes of zeros are its [`Default`], unless it is a model's.
+pub unsafe trait Zero: Default {}
+
+// SAFETY: plain numbers and pointers.
+unsafe impl Zero for u16 {}
+unsafe impl Zero for u128 {}
+unsafe impl Zero for bool {}
+unsafe impl Zero for atomic::AtomicU8 {}
+unsafe impl Zero for atomic::AtomicU64 {}
+unsafe impl<T> Zero for TablePtr<T> {}
+
+/// `n` of them. Memory that the allocator has as zeros is not touched before somebody uses it: of a large table there is what
+/// is in use.
+pub fn zeros<T: Zero>(n: usize) -> Box<[T]> {
+    if n == 0 || cfg!(any(loom, shuttle)) {
+        return (0..n).map(|_| T::default()).collect();
+    }
+    let layout = Layout::array::<T>(n).expect("tables are small beside addresses");
+    // SAFETY: neither `n` nor a T is of no bytes.
+    let first = unsafe { alloc::alloc::alloc_zeroed(layout) } as *mut T;
+    if first.is_null() {
+        alloc::alloc::handle_alloc_error(layout);
+    }
+    // SAFETY: as many as were asked for, which zeros are; the global allocator's.
+    unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(first, n)) }
+}
 
 /// Counters of a class, each pair on a line of its own.
 const STRIPES: usize = 16;

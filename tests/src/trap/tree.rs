@@ -21,6 +21,8 @@ pub const TRAPS: &[Trap] = &[
         .helper(),
     Trap::new("tree-many", "24 programs that have --size of memory together, at the same time", tree_many)
         .helper(),
+    Trap::new("tree-fits", "24 programs that have --size of memory together and use it again and again", tree_fits)
+        .helper(),
     Trap::new("tree-turns", "three programs that have all of --size in turn, twice, and live on without", tree_turns)
         .helper(),
     Trap::new("holder", "one of them: has --size of memory while it is told to", holder).helper(),
@@ -185,6 +187,12 @@ fn tree_many(ctx: &Ctx) -> Outcome {
         holders.iter_mut().try_for_each(Holder::wait)?;
     }
     holders.into_iter().try_for_each(Holder::finish)
+}
+
+fn tree_fits(ctx: &Ctx) -> Outcome {
+    let members: Vec<Child> =
+        (0..24).map(|_| start("member", ctx.size / 24, &[])).collect::<Result<_, Stop>>()?;
+    members.into_iter().try_for_each(finish)
 }
 
 fn tree_turns(ctx: &Ctx) -> Outcome {

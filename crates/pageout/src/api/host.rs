@@ -232,7 +232,7 @@ impl Host {
     fn serve(&self) {
         let _last_word = EndOnPanic;
         self.engine.kernel.enlist();
-        let mut server = Box::new(Server::new());
+        let mut server = Server::new();
         loop {
             let timeout_ns = match self.state.load(Ordering::Acquire) {
                 GO_ON => 250_000_000,

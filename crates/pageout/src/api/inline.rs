@@ -116,13 +116,13 @@ const CLEANING: u32 = 1;
 const CLEAN: u32 = 2;
 
 struct Seat {
-    server: Box<Server>,
+    server: Server,
     stack: Mapping,
 }
 
 impl Seat {
     fn new() -> Result<Self, Errno> {
-        Ok(Self { server: Box::new(Server::inline()), stack: Mapping::new(STACK)? })
+        Ok(Self { server: Server::inline(), stack: Mapping::new(STACK)? })
     }
 }
 

@@ -20,7 +20,7 @@
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize};
 use crate::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use crate::sync::{Lock, LockClass};
+use crate::sync::{zeros, Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -146,8 +146,8 @@ impl Frames {
             executable_base: AtomicUsize::new(0),
             executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
             executable_left: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
-            emptied: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
-            owners: (0..frames + huge * BLOCK_PAGES + EXECUTABLE).map(|_| AtomicU64::new(0)).collect(),
+            emptied: zeros(chunks),
+            owners: zeros(frames + huge * BLOCK_PAGES + EXECUTABLE),
             small: frames,
             ready_pages: AtomicUsize::new(0),
             huge_count: AtomicUsize::new(0),

@@ -20,7 +20,7 @@ use crate::sync::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use crate::sync::{Guard, Lock, LockClass, TablePtr};
+use crate::sync::{zeros, Guard, Lock, LockClass, TablePtr};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -231,14 +231,10 @@ impl Block {
     }
 }
 
-struct Leaf {
-    blocks: [TablePtr<Block>; LEAF],
-}
+type Leaf = [TablePtr<Block>; LEAF];
 
-impl Leaf {
-    fn new() -> Self {
-        Self { blocks: core::array::from_fn(|_| TablePtr::new(core::ptr::null_mut())) }
-    }
+fn new_leaf() -> Box<Leaf> {
+    zeros(LEAF).try_into().expect("so many were made")
 }
 
 /// Leaves, blocks and units made ahead, so that the fault path allocates nothing.
@@ -252,7 +248,7 @@ pub struct Spares {
 
 static SPARE_LOCKS: LockClass = LockClass::new();
 /// Units and blocks to keep ready.
-const SPARE_UNITS: usize = 1024;
+const SPARE_UNITS: usize = 256;
 const SPARE_BLOCKS: usize = 64;
 const SPARE_LEAVES: usize = 2;
 
@@ -279,7 +275,7 @@ impl Spares {
 
     fn take_leaf(&self) -> Box<Leaf> {
         let spare = self.leaves.lock().pop();
-        spare.unwrap_or_else(|| Box::new(Leaf::new()))
+        spare.unwrap_or_else(new_leaf)
     }
 
     /// Is there enough for a few faults?
@@ -293,7 +289,7 @@ impl Spares {
     pub fn refill(&self) {
         self.units.fill_up(SPARE_UNITS, || Some(Box::new(Unit::new())));
         self.blocks.fill_up(SPARE_BLOCKS, || Some(Box::new(Block::new())));
-        self.leaves.fill_up(SPARE_LEAVES, || Some(Box::new(Leaf::new())));
+        self.leaves.fill_up(SPARE_LEAVES, || Some(new_leaf()));
     }
 }
 
@@ -308,12 +304,7 @@ pub struct Space {
 impl Space {
     /// An empty space.
     pub fn new() -> Self {
-        let leaves = TOP / BLOCK / LEAF;
-        Self {
-            root: (0..leaves).map(|_| TablePtr::new(core::ptr::null_mut())).collect(),
-            spares: Spares::new(),
-            out: AtomicUsize::new(0),
-        }
+        Self { root: zeros(TOP / BLOCK / LEAF), spares: Spares::new(), out: AtomicUsize::new(0) }
     }
 
     /// The block of `address`, if anything is known of it.
@@ -321,7 +312,7 @@ impl Space {
         let number = address / BLOCK;
         let leaf = self.root.get(number / LEAF)?.load(Acquire);
         // SAFETY: leaves and blocks are published whole and never freed before the space.
-        let block = unsafe { leaf.as_ref()? }.blocks[number % LEAF].load(Acquire);
+        let block = unsafe { leaf.as_ref()? }[number % LEAF].load(Acquire);
         unsafe { block.as_ref() }
     }
 
@@ -329,7 +320,7 @@ impl Space {
     pub fn block_or_new(&self, address: usize) -> &Block {
         let number = address / BLOCK;
         let leaf = publish(&self.root[number / LEAF], || self.spares.take_leaf());
-        publish(&leaf.blocks[number % LEAF], || self.spares.take_block())
+        publish(&leaf[number % LEAF], || self.spares.take_block())
     }
 
     /// Pages that are mapped in the program, as far as is known: a walk over all blocks, which counts what is out, too. No
@@ -426,7 +417,7 @@ impl Drop for Space {
             }
             // SAFETY: made by Box in `publish`; nobody else is left.
             let leaf = unsafe { Box::from_raw(leaf) };
-            for block in &leaf.blocks {
+            for block in leaf.iter() {
                 let block = block.load(Acquire);
                 if !block.is_null() {
                     // SAFETY: the same.

@@ -18,6 +18,8 @@ use crate::page::{Tag, Word};
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::zeros;
+use alloc::boxed::Box;
 use rustix::io::Errno;
 
 /// A MOVE that takes less has interrupted no other CPU.
@@ -26,13 +28,13 @@ const QUICK_MOVE_NS: u64 = 4_000;
 /// So many pages take it little more time than one.
 const FEW: usize = 4;
 
-/// What one server has under way. Made once.
+/// What one server has under way. Made once, a place for each page of a block; most requests are for a few.
 pub struct Incoming {
     /// Which pages of the block, ascending.
-    pages: [u16; BLOCK_PAGES],
-    words: [Word; BLOCK_PAGES],
-    sums: [u128; BLOCK_PAGES],
-    good: [bool; BLOCK_PAGES],
+    pages: Box<[u16]>,
+    words: Box<[Word]>,
+    sums: Box<[u128]>,
+    good: Box<[bool]>,
     /// Pages that the last request brought in beside the one asked for.
     pub(crate) ahead: u16,
     pub(crate) outgoing: Outgoing,
@@ -67,10 +69,10 @@ impl Incoming {
     /// Empty.
     pub fn new() -> Self {
         Self {
-            pages: [0; BLOCK_PAGES],
-            words: [Word::default(); BLOCK_PAGES],
-            sums: [0; BLOCK_PAGES],
-            good: [false; BLOCK_PAGES],
+            pages: zeros(BLOCK_PAGES),
+            words: zeros(BLOCK_PAGES),
+            sums: zeros(BLOCK_PAGES),
+            good: zeros(BLOCK_PAGES),
             ahead: 0,
             outgoing: Outgoing::new(),
         }
@@ -92,7 +94,7 @@ impl Incoming {
             (low, (index..window.1).take_while(continues).last().unwrap_or(index) + 1)
         };
         let found = (low..high).filter(swapped);
-        found.zip(&mut self.pages).map(|(at, page)| *page = at as u16).count()
+        found.zip(&mut self.pages[..]).map(|(at, page)| *page = at as u16).count()
     }
 
     /// Keeps `count` of the `n` pages, as many of them as can be from `index` on.

@@ -225,8 +225,8 @@ pub struct World {
     trunks: Option<Trunks>,
     /// It reads slots that its parent counts.
     is_heir: bool,
-    servers: Mutex<Vec<Box<Server>>>,
-    seats: Mutex<Vec<Box<Server>>>,
+    servers: Mutex<Vec<Server>>,
+    seats: Mutex<Vec<Server>>,
     outs: Mutex<Vec<Outgoing>>,
     /// What a schedule does at the next request to the device.
     pub at_device: Mutex<Option<Deed>>,
@@ -452,7 +452,7 @@ impl World {
         }
         let (thread, address, _) = waiting[self.below(waiting.len())];
         let seat = self.seats.lock().unwrap().pop();
-        let mut seat = seat.unwrap_or_else(|| Box::new(Server::inline()));
+        let mut seat = seat.unwrap_or_else(Server::inline);
         seat.answer_own(&self.engine, address, thread);
         self.seats.lock().unwrap().push(seat);
         // It touches the page again.
