@@ -1004,6 +1004,9 @@ extern "C" fn evict(keeper: usize) -> ! {
         engine.wanted.wait(wanted, nap);
         // Nobody has called for so long: what is free is given back. Under load it is written again at once.
         let rests = || is_idle && engine.wanted.heard() == wanted;
+        if rests() {
+            engine.shed();
+        }
         for _ in 0..GIVEN {
             if !rests() || !engine.place.give_back(KEPT) && !engine.place.discard() {
                 break;

@@ -300,6 +300,12 @@ impl<K: Kernel> Engine<K> {
         self.frames.huge_ready() > 0
     }
 
+    /// What is ready goes back to the kernel: as much room is left as before, which others may need more. For who has not been
+    /// asked for long. No lock held.
+    pub fn shed(&self) {
+        self.drop_ready(usize::MAX);
+    }
+
     /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.
     fn drop_ready(&self, pages: usize) -> usize {
         let dropped = self.drop_small(pages);
