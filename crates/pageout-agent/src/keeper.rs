@@ -42,8 +42,10 @@ const SLACK: u64 = 24 << 20;
 const FOLLOW_SLACK: u64 = 40 << 20;
 /// Between two looks there are at most so many ns, whatever happens.
 const LONGEST_NAP: u64 = 100_000_000;
-/// The same near the limit, of a program that does not run: others need what it has.
+/// The same near the limit, of a program that hardly runs: others need what it has.
 const LONGEST_REST: u64 = 10_000_000;
+/// Who has run for less than this part of the time hardly runs.
+const HARDLY: u64 = 8;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
 const FAR_OVER: i64 = 16 << 20;
 /// After so many looks without new memory that no fault announced.
@@ -379,6 +381,7 @@ extern "C" fn keeper(_: usize) -> ! {
         clock: Clock::of(program),
         had_run: None,
         rest: 0,
+        runs: false,
         link,
         settings: welcome.settings,
         part,
@@ -428,9 +431,11 @@ fn leave(status: i32) -> ! {
 struct Life {
     watch: OwnedFd,
     clock: Option<Clock>,
-    /// How long the program had run at the last look, and for how long one that does not is left alone now (ns).
-    had_run: Option<u64>,
+    /// How long the program had run at the last look, when that was, and for how long one that hardly runs is left alone now (ns).
+    had_run: Option<(u64, u64)>,
     rest: u64,
+    /// The clock has told that it runs.
+    runs: bool,
     link: &'static Link,
     settings: Settings,
     part: Part,
@@ -477,7 +482,7 @@ impl Life {
             let growth = (left + self.part.of_slack(SLACK)) / self.part.growers(now, still);
             let wanted = (growth / FASTEST).clamp(500_000, LONGEST_NAP);
             let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
-            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted) };
+            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted, kernel.now()) };
             self.pause(nap);
         }
         // It takes its time, and nobody looks meanwhile.
@@ -498,15 +503,21 @@ impl Life {
         })
     }
 
-    /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has not run since the last
-    /// takes no memory. Between two looks it may begin to, which the clock tells.
-    fn nap(&mut self, wanted: u64) -> u64 {
+    /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has hardly run since the last,
+    /// at `now`, takes hardly any memory. Between two looks it may begin to, which the clock tells.
+    fn nap(&mut self, wanted: u64, now: u64) -> u64 {
         let Some(clock) = &self.clock else { return wanted };
-        let before = core::mem::replace(&mut self.had_run, clock.now());
-        if before != self.had_run || before.is_none() {
+        let before = core::mem::replace(&mut self.had_run, clock.now().map(|run| (run, now)));
+        let hardly_runs = match (before, self.had_run) {
+            (Some((before, then)), Some((run, now))) => HARDLY * run.saturating_sub(before) <= now - then,
+            _ => false,
+        };
+        if self.runs || !hardly_runs {
             self.rest = wanted;
         } else {
             self.rest = (2 * self.rest).clamp(wanted, wanted.max(LONGEST_REST));
+        }
+        if hardly_runs {
             clock.set_at_once();
         }
         self.rest
@@ -522,8 +533,12 @@ impl Life {
         // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
         // that thread without a sleep.
         let asked = if self.link.is_quiet() { 3 } else { 2 };
-        let ended = poll(&mut fds[..asked], Some(&timeout)).is_ok() && !fds[0].revents().is_empty();
-        if let Some(clock) = &self.clock {
+        let [ended, runs] = match poll(&mut fds[..asked], Some(&timeout)) {
+            Ok(_) => [0, 1].map(|fd| !fds[fd].revents().is_empty()),
+            Err(_) => [false; 2],
+        };
+        self.runs = runs;
+        if let (true, Some(clock)) = (runs, &self.clock) {
             clock.hush();
         }
         if ended || program::has_left() {
@@ -745,7 +760,7 @@ impl Life {
             keeper.settle_bequests();
             let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
             let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
-            let nap = if holds { self.nap(nap) } else { nap };
+            let nap = if holds { self.nap(nap, now) } else { nap };
             self.pause(nap);
         }
     }
