@@ -114,6 +114,7 @@ impl Devices {
                     keeper.engine.place.swapoff_cancel(number);
                 }
             }
+            // Needed: who hears of it looks, as after each message.
             _ => {}
         }
     }

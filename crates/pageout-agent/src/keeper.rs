@@ -40,9 +40,9 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
-/// Between two looks there are at most so many ns, whatever happens.
+/// Between two looks there are at most so many ns, whatever happens. Run tells who rests that others need what it has.
 const LONGEST_NAP: u64 = 100_000_000;
-/// The same near the limit, of a program that hardly runs: others need what it has.
+/// The same near the limit, of a program that hardly runs.
 const LONGEST_REST: u64 = 10_000_000;
 /// Who has run for less than this part of the time hardly runs.
 const HARDLY: u64 = 8;
@@ -381,7 +381,7 @@ extern "C" fn keeper(_: usize) -> ! {
         clock: Clock::of(program),
         had_run: None,
         rest: 0,
-        runs: false,
+        is_called: false,
         link,
         settings: welcome.settings,
         part,
@@ -434,8 +434,8 @@ struct Life {
     /// How long the program had run at the last look, when that was, and for how long one that hardly runs is left alone now (ns).
     had_run: Option<(u64, u64)>,
     rest: u64,
-    /// The clock has told that it runs.
-    runs: bool,
+    /// The clock has told that it runs, or run has told something.
+    is_called: bool,
     link: &'static Link,
     settings: Settings,
     part: Part,
@@ -508,16 +508,18 @@ impl Life {
     fn nap(&mut self, wanted: u64, now: u64) -> u64 {
         let Some(clock) = &self.clock else { return wanted };
         let before = core::mem::replace(&mut self.had_run, clock.now().map(|run| (run, now)));
-        let hardly_runs = match (before, self.had_run) {
-            (Some((before, then)), Some((run, now))) => HARDLY * run.saturating_sub(before) <= now - then,
-            _ => false,
+        let (ran, passed) = match (before, self.had_run) {
+            (Some((before, then)), Some((run, now))) => (run.saturating_sub(before), now - then),
+            _ => (u64::MAX, 0),
         };
-        if self.runs || !hardly_runs {
-            self.rest = wanted;
-        } else {
-            self.rest = (2 * self.rest).clamp(wanted, wanted.max(LONGEST_REST));
-        }
-        if hardly_runs {
+        let longest = match ran {
+            0 if !self.part.shares_much() => LONGEST_NAP,
+            ran if ran <= passed / HARDLY => LONGEST_REST,
+            _ => wanted,
+        };
+        let is_called = core::mem::take(&mut self.is_called);
+        self.rest = if is_called { wanted } else { (2 * self.rest).clamp(wanted, wanted.max(longest)) };
+        if longest != wanted {
             clock.set_at_once();
         }
         self.rest
@@ -533,12 +535,12 @@ impl Life {
         // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
         // that thread without a sleep.
         let asked = if self.link.is_quiet() { 3 } else { 2 };
-        let [ended, runs] = match poll(&mut fds[..asked], Some(&timeout)) {
-            Ok(_) => [0, 1].map(|fd| !fds[fd].revents().is_empty()),
-            Err(_) => [false; 2],
+        let [ended, rings, said] = match poll(&mut fds[..asked], Some(&timeout)) {
+            Ok(_) => fds.each_ref().map(|fd| !fd.revents().is_empty()),
+            Err(_) => [false; 3],
         };
-        self.runs = runs;
-        if let (true, Some(clock)) = (runs, &self.clock) {
+        self.is_called = rings || said;
+        if let (true, Some(clock)) = (rings, &self.clock) {
             clock.hush();
         }
         if ended || program::has_left() {

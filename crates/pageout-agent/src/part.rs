@@ -207,6 +207,11 @@ impl Part {
         self.limit / 100 * TAKE_UP_PERCENT
     }
 
+    /// Much of what is there is shared since a fork, and may become the process's own while it does nothing.
+    pub fn shares_much(&self) -> bool {
+        self.found.max(self.elsewhere) > COUNT_AFTER
+    }
+
     /// What all together use.
     fn used(&self, now: Statm) -> u64 {
         self.view.others + resident(now)

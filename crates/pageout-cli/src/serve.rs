@@ -589,6 +589,23 @@ impl Server {
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
+        self.call_on();
+    }
+
+    /// Tells those who may rest that others lack what they have.
+    fn call_on(&self) {
+        let tree = self.seats.tree();
+        if !tree.is_short() {
+            return;
+        }
+        let message = Message::new(Kind::Needed, 0, 0, 0);
+        for connection in &self.connections {
+            let seat = connection.client.as_ref().and_then(|client| client.seat);
+            if seat.is_some_and(|seat| tree.seat(seat).is_above()) {
+                // Who does not listen now looks by himself, a little later.
+                let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
+            }
+        }
     }
 
     /// Takes back all that a process was lent and keeps its counters.

@@ -118,6 +118,7 @@ fn role() {
         "settings" => settings_role(),
         "trunks" => trunks_role(),
         "giver" => giver_role(),
+        "rester" => rester_role(),
         "writer" => writer_role(),
         "successor" => successor_role(),
         "stranded" => stranded_role(),
@@ -227,6 +228,35 @@ fn successor_role() {
 fn trunks_are_lent_once_and_come_back() {
     let place = Place::new();
     let ended = run(&place, "trunks", &["-s", "x,size=192M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
+}
+
+fn rester_role() {
+    let join = || {
+        let keeper = Keeper::connect();
+        keeper.say(Kind::Hello, u64::from(std::process::id()), 0, VERSION);
+        let (message, mut fds) = keeper.hear().expect("a welcome");
+        let tree = sys::Mapping::of(&File::from(fds.swap_remove(1)), TREE_BYTES).unwrap();
+        (keeper, tree, message.a as usize)
+    };
+    let ((rests, tree, first), (grows, _, second)) = (join(), join());
+    let hears = |keeper: &Keeper, millis| {
+        let timeout = Some(Duration::from_millis(millis));
+        sys::poll(&[(keeper.socket.as_fd(), libc::POLLIN)], timeout).unwrap()[0] != 0
+    };
+    let begun = Instant::now();
+    while !hears(&rests, 5) {
+        tree.tree().seat(first).tell(100 << 20, 100 << 20, false);
+        tree.tree().seat(second).tell(20 << 20, 20 << 20, true);
+        assert!(begun.elapsed() < Duration::from_secs(5), "nobody says that it is needed");
+    }
+    assert_eq!(rests.hear_any().unwrap().0.kind, Kind::Needed as u32);
+    assert!(!hears(&grows, 100), "who has less than its share gives nothing");
+}
+
+#[test]
+fn who_rests_is_told_that_others_lack_what_it_has() {
+    let ended = run(&Place::new(), "rester", &["-m", "128M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
 }
 

@@ -85,6 +85,11 @@ impl Seat {
         self.share.store(bytes, Relaxed);
     }
 
+    /// Does it use more than it may count on?
+    pub fn is_above(&self) -> bool {
+        self.used() > self.share()
+    }
+
     /// Nobody's any more.
     pub fn clear(&self) {
         self.tell(0, 0, false);
@@ -123,6 +128,11 @@ impl Tree {
     /// The same with all that they share counted for each.
     pub fn resident(&self) -> u64 {
         self.seats().map(|seat| seat.resident.load(Relaxed)).sum()
+    }
+
+    /// Is one short of memory that it may count on?
+    pub fn is_short(&self) -> bool {
+        self.seats().any(|seat| seat.lacks.load(Relaxed) > 0)
     }
 
     /// The most that all have used together at a look.

@@ -13,6 +13,7 @@
 //!                                     ◄──  Leased {device, first trunk | NONE, how many}
 //!   Return {device, trunk}            ──►                        no slot of it has a name, in no process
 //!                                     ◄──  Short                 somebody gets none: all that are empty are wanted
+//!                                     ◄──  Needed                others lack memory, of which it has more than its share
 //!   Holding                           ──►  + [userfaultfd]       from here on run keeps the registration
 //!                                                                alive: if the keeper dies, the program's
 //!                                                                faults wait, and run ends the program
@@ -103,6 +104,8 @@ pub enum Kind {
     Unlimited = 22,
     /// `a` another process that has the memory, which its keeper keeps for that from now on.
     Guest = 23,
+    /// Others lack memory, and the process has more than its share.
+    Needed = 24,
 }
 
 impl Kind {
@@ -111,7 +114,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest,
+            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
