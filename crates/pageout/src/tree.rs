@@ -85,9 +85,9 @@ impl Seat {
         self.share.store(bytes, Relaxed);
     }
 
-    /// Does it use more than it may count on?
+    /// Does it use more than its share? Who has none uses so little that nothing can be had of it ([`divide`]).
     pub fn is_above(&self) -> bool {
-        self.used() > self.share()
+        (1..self.used()).contains(&self.share())
     }
 
     /// Nobody's any more.
