@@ -40,10 +40,13 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
-/// Between two looks there are at most so many ns, whatever happens. Run tells who rests that others need what it has.
+/// Between two looks there are at most so many ns, whatever happens.
 const LONGEST_NAP: u64 = 100_000_000;
-/// The same near the limit, of a program that hardly runs.
+/// The same near the limit, of a program that hardly runs. Of those that do not run, so many for each that is there, so that
+/// all of them together cost little: run tells who rests that others need what it has. Not more than it takes, for who shares
+/// a program's memory and is no thread of it (CLONE_VM) does not count as the program.
 const LONGEST_REST: u64 = 10_000_000;
+const REST_OF_EACH: u64 = 1_250_000;
 /// Who has run for less than this part of the time hardly runs.
 const HARDLY: u64 = 8;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
@@ -91,8 +94,8 @@ const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;
 /// So many threads at most allocate slots at once without meeting.
 const MOST_SHARDS: usize = 64;
-/// Rounds of `follow` after which units that could not leave are tried again (0.1 to 1 s).
-const UNPARK_ROUNDS: u32 = 200;
+/// How often units that could not leave are tried again, in ns.
+const UNPARK_EVERY: u64 = 300_000_000;
 
 /// The path of a run's socket, kept where a fork's child and the keeper find it.
 #[derive(Clone, Copy)]
@@ -513,7 +516,9 @@ impl Life {
             _ => (u64::MAX, 0),
         };
         let longest = match ran {
-            0 if !self.part.shares_much() => LONGEST_NAP,
+            0 if !self.part.shares_much() => {
+                (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP)
+            }
             ran if ran <= passed / HARDLY => LONGEST_REST,
             _ => wanted,
         };
@@ -700,7 +705,7 @@ impl Life {
         let mut last = 0;
         let mut faults = 0;
         let mut short_until = 0;
-        let mut round = 0u32;
+        let mut next_unpark = 0;
         let mut next_count = 0;
         loop {
             engine.stock();
@@ -715,7 +720,6 @@ impl Life {
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
             engine.set_limit((allowance as usize) / PAGE);
             engine.measured(resident);
-            round += 1;
             if now >= next_count {
                 self.count_unmanaged(engine, resident);
                 self.tell_of_forks(keeper);
@@ -727,7 +731,8 @@ impl Life {
             {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
-                if round % UNPARK_ROUNDS == 0 {
+                if now >= next_unpark {
+                    next_unpark = now + UNPARK_EVERY;
                     policy.unpark();
                 }
             }

@@ -212,6 +212,11 @@ impl Part {
         self.found.max(self.elsewhere) > COUNT_AFTER
     }
 
+    /// Processes that are there.
+    pub fn alive(&self) -> u64 {
+        self.view.alive as u64
+    }
+
     /// What all together use.
     fn used(&self, now: Statm) -> u64 {
         self.view.others + resident(now)
