@@ -70,6 +70,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
+    trials.push(Trial::test("limit-host", move || settings.host_limit()));
     for count in [2, 24] {
         trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
     }
@@ -340,6 +341,12 @@ impl Settings {
         let mut arguments = self.arguments("touch", self.touch_size);
         arguments.extend(["--threads".into(), threads.to_string(), how.into()]);
         self.keeps_to_limit(&format!("limit-{how}-{threads}"), arguments, threads)
+    }
+
+    /// Also one that does nothing itself: another process has its memory, too, and takes more.
+    fn host_limit(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        self.keeps_to_limit("limit-host", self.arguments("host", self.touch_size), 1)
     }
 
     /// So do programs that run at the same time, also many small ones.

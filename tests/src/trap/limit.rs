@@ -3,6 +3,7 @@
 use super::load::{together, Ballast};
 use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::{c_int, c_void};
 use std::io::Write;
 use std::time::Duration;
 
@@ -12,6 +13,12 @@ pub const TRAPS: &[Trap] = &[
         "touch",
         "[malloc|brk|mmap|executable|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
         touch,
+    )
+    .helper(),
+    Trap::new(
+        "host",
+        "says its pid and rests with a fifth of --size, while a process that shares its memory has a seventh again and again",
+        host,
     )
     .helper(),
 ];
@@ -84,6 +91,35 @@ fn touch(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })
+}
+
+fn host(ctx: &Ctx) -> Outcome {
+    extern "C" fn guest(size: *mut c_void) -> c_int {
+        let turns = || {
+            for turn in 1..6 {
+                std::thread::sleep(Duration::from_millis(300));
+                let piece = sys::map(size as usize / 7 / PAGE * PAGE)?;
+                words_of(piece).for_each(|word| store(word, turn));
+                for word in words_of(piece) {
+                    ensure!(load(word) == turn, "the word at {word:#x} is {:#x}", load(word));
+                }
+                sys::unmap(piece)?;
+            }
+            Ok(())
+        };
+        sys::leave(turns())
+    }
+    println!("pid {}", std::process::id());
+    std::io::stdout().flush()?;
+    let field = sys::map(ctx.size / 5 / PAGE * PAGE)?;
+    field.fill(1);
+    std::thread::sleep(Duration::from_millis(500));
+    let stack = sys::map(256 << 10)?;
+    let (top, size) = (stack.end() as *mut c_void, ctx.size as *mut c_void);
+    // SAFETY: the stack is the child's alone.
+    let child = unsafe { libc::clone(guest, top, libc::CLONE_VM | libc::SIGCHLD, size) };
+    sys::wait_for(sys::ret("clone", child)?, 0)?;
+    field.check(1)
 }
 
 /// One word in each page.
