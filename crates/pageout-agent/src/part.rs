@@ -232,17 +232,16 @@ impl Part {
         }
     }
 
-    /// Is it time for the engine? Memory is getting short, and the process has enough to give, or has taken nearly all of it.
+    /// Is it time for the engine? Memory is getting short, and the process has enough to give.
     pub fn is_due(&self, now: Statm) -> bool {
-        let threshold = self.threshold();
-        self.used(now) >= threshold && (own(now) >= self.smallest() || resident(now) >= threshold)
+        self.used(now) >= self.threshold() && resident(now) >= self.smallest()
     }
 
     /// How much may grow before it is time for the engine, or all together are over the limit. Where others use nearly
     /// all, a process is let alone while it is small, the more so the longer (`still`: looks) it stays as it is.
     pub fn left(&self, now: Statm, still: u32) -> u64 {
         let all = self.limit.saturating_sub(self.used(now));
-        all.max(self.smallest().saturating_sub(own(now)) << still.min(4))
+        all.max(self.smallest().saturating_sub(resident(now)) << still.min(4))
     }
 
     /// Leaves the seat.
