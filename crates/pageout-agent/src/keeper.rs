@@ -42,9 +42,9 @@ const SLACK: u64 = 24 << 20;
 const FOLLOW_SLACK: u64 = 40 << 20;
 /// Between two looks there are at most so many ns, whatever happens.
 const LONGEST_NAP: u64 = 100_000_000;
-/// The same near the limit, of a program that hardly runs. Of those that do not run, so many for each that is there, so that
-/// all of them together cost little: run tells who rests that others need what it has. Not more than it takes, for who shares
-/// a program's memory and is no thread of it (CLONE_VM) does not count as the program.
+/// The same near the limit, of a program that hardly runs. Once the engine works, of those that do not run, so many for each
+/// that is there, so that all of them together cost little: run tells who rests that others need what it has. Not more than it
+/// takes, for some growth does not ring: by a long system call, or by who shares the memory and is no thread (CLONE_VM).
 const LONGEST_REST: u64 = 10_000_000;
 const REST_OF_EACH: u64 = 1_250_000;
 /// Who has run for less than this part of the time hardly runs.
@@ -485,7 +485,7 @@ impl Life {
             let growth = (left + self.part.of_slack(SLACK)) / self.part.growers(now, still);
             let wanted = (growth / FASTEST).clamp(500_000, LONGEST_NAP);
             let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
-            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted, kernel.now()) };
+            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted, LONGEST_REST, kernel.now()) };
             self.pause(nap);
         }
         // It takes its time, and nobody looks meanwhile.
@@ -507,8 +507,8 @@ impl Life {
     }
 
     /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has hardly run since the last,
-    /// at `now`, takes hardly any memory. Between two looks it may begin to, which the clock tells.
-    fn nap(&mut self, wanted: u64, now: u64) -> u64 {
+    /// at `now`, takes hardly any memory; at most `rest` for one that has not run at all. Between two looks it may begin to, which the clock tells.
+    fn nap(&mut self, wanted: u64, rest: u64, now: u64) -> u64 {
         let Some(clock) = &self.clock else { return wanted };
         let before = core::mem::replace(&mut self.had_run, clock.now().map(|run| (run, now)));
         let (ran, passed) = match (before, self.had_run) {
@@ -516,9 +516,7 @@ impl Life {
             _ => (u64::MAX, 0),
         };
         let longest = match ran {
-            0 if !self.part.shares_much() => {
-                (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP)
-            }
+            0 if !self.part.shares_much() => rest,
             ran if ran <= passed / HARDLY => LONGEST_REST,
             _ => wanted,
         };
@@ -767,7 +765,8 @@ impl Life {
             keeper.settle_bequests();
             let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
             let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
-            let nap = if holds { self.nap(nap, now) } else { nap };
+            let rest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
+            let nap = if holds { self.nap(nap, rest, now) } else { nap };
             self.pause(nap);
         }
     }
