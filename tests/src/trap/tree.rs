@@ -296,7 +296,10 @@ fn torture(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(seed);
     while SystemTime::now() < until && !board.has_failed() {
         let victim = board.nodes()[dice.roll(NODES)].load(Ordering::SeqCst);
-        if victim != 0 && dice.roll(16) == 0 {
+        // Numbers go round: that of one that is gone may be another's by now, a keeper's too.
+        let is_node =
+            || std::fs::read_to_string(format!("/proc/{victim}/comm")).is_ok_and(|name| name == "trap\n");
+        if victim != 0 && dice.roll(16) == 0 && is_node() {
             // SAFETY: one of ours.
             unsafe { libc::kill(victim as libc::pid_t, libc::SIGKILL) };
             board.leave(victim);
