@@ -18,6 +18,8 @@ pub struct Clock {
     rings: OwnedFd,
     /// The kernel looks at it so seldom (ns).
     tick: u64,
+    /// For how long the program had run when that was last asked, and when that was.
+    asked: Option<(u64, u64)>,
 }
 
 impl Clock {
@@ -40,6 +42,7 @@ impl Clock {
                 timer: timer as usize,
                 rings: OwnedFd::from_raw_fd(rings as i32),
                 tick,
+                asked: None,
             })
         }
     }
@@ -61,8 +64,16 @@ impl Clock {
         unsafe { sys::call(raw::__NR_timer_settime, self.timer, 0, time.as_ptr() as usize, 0).is_ok() }
     }
 
-    /// For how long the program has run, in ns. `None`: nobody knows.
-    pub fn now(&self) -> Option<u64> {
+    /// For how long the program has run since this was last asked, and how long ago that was, in ns; it is `now` by the clock
+    /// that goes always. `None`: nobody knows.
+    pub fn ran(&mut self, now: u64) -> Option<(u64, u64)> {
+        let asked = self.now().map(|run| (run, now));
+        let ((before, then), (run, now)) = core::mem::replace(&mut self.asked, asked).zip(asked)?;
+        Some((run.saturating_sub(before), now - then))
+    }
+
+    /// For how long it has run, in ns.
+    fn now(&self) -> Option<u64> {
         let mut time = [0u64; 2];
         // SAFETY: `struct timespec`.
         let read =

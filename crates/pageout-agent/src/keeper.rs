@@ -382,7 +382,6 @@ extern "C" fn keeper(_: usize) -> ! {
     let mut life = Life {
         watch,
         clock: Clock::of(program),
-        had_run: None,
         rest: 0,
         is_called: false,
         link,
@@ -434,10 +433,9 @@ fn leave(status: i32) -> ! {
 struct Life {
     watch: OwnedFd,
     clock: Option<Clock>,
-    /// How long the program had run at the last look, when that was, and for how long one that hardly runs is left alone now (ns).
-    had_run: Option<(u64, u64)>,
+    /// For how long (ns) a program that hardly runs is left alone now.
     rest: u64,
-    /// The clock has told that it runs, or run has told something.
+    /// The last pause ended because the clock told that it runs, or run told something.
     is_called: bool,
     link: &'static Link,
     settings: Settings,
@@ -507,21 +505,16 @@ impl Life {
     }
 
     /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has hardly run since the last,
-    /// at `now`, takes hardly any memory; at most `rest` for one that has not run at all. Between two looks it may begin to, which the clock tells.
-    fn nap(&mut self, wanted: u64, rest: u64, now: u64) -> u64 {
-        let Some(clock) = &self.clock else { return wanted };
-        let before = core::mem::replace(&mut self.had_run, clock.now().map(|run| (run, now)));
-        let (ran, passed) = match (before, self.had_run) {
-            (Some((before, then)), Some((run, now))) => (run.saturating_sub(before), now - then),
-            _ => (u64::MAX, 0),
-        };
-        let longest = match ran {
-            0 if !self.part.shares_much() => rest,
-            ran if ran <= passed / HARDLY => LONGEST_REST,
+    /// at `now`, takes hardly any memory. It is `longest` at most for one that has not run at all. Between two looks it may begin
+    /// to, which the clock tells.
+    fn nap(&mut self, wanted: u64, longest: u64, now: u64) -> u64 {
+        let Some(clock) = &mut self.clock else { return wanted };
+        let longest = match clock.ran(now) {
+            Some((0, _)) if !self.part.shares_much() => longest,
+            Some((ran, passed)) if ran <= passed / HARDLY => LONGEST_REST,
             _ => wanted,
         };
-        let is_called = core::mem::take(&mut self.is_called);
-        self.rest = if is_called { wanted } else { (2 * self.rest).clamp(wanted, wanted.max(longest)) };
+        self.rest = if self.is_called { wanted } else { (2 * self.rest).clamp(wanted, wanted.max(longest)) };
         if longest != wanted {
             clock.set_at_once();
         }
@@ -765,8 +758,8 @@ impl Life {
             keeper.settle_bequests();
             let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
             let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
-            let rest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
-            let nap = if holds { self.nap(nap, rest, now) } else { nap };
+            let longest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
+            let nap = if holds { self.nap(nap, longest, now) } else { nap };
             self.pause(nap);
         }
     }

@@ -595,16 +595,16 @@ impl Server {
     /// Tells those who may rest that others lack what they have.
     fn call_on(&self) {
         let tree = self.seats.tree();
-        if !tree.is_short() {
-            return;
+        if tree.is_short() {
+            self.call(Kind::Needed, |client| client.seat.is_some_and(|seat| tree.seat(seat).is_above()));
         }
-        let message = Message::new(Kind::Needed, 0, 0, 0);
-        for connection in &self.connections {
-            let seat = connection.client.as_ref().and_then(|client| client.seat);
-            if seat.is_some_and(|seat| tree.seat(seat).is_above()) {
-                // Who does not listen now looks by himself, a little later.
-                let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
-            }
+    }
+
+    fn call(&self, kind: Kind, whom: impl Fn(&Client) -> bool) {
+        let message = Message::new(kind, 0, 0, 0);
+        for connection in self.connections.iter().filter(|c| c.client.as_ref().is_some_and(&whom)) {
+            // Who does not listen now is called again, if it is still so.
+            let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
         }
     }
 
@@ -625,13 +625,7 @@ impl Server {
             return;
         }
         self.called_in = Instant::now();
-        let message = Message::new(Kind::Short, 0, 0, 0);
-        let lenders =
-            self.connections.iter().filter(|c| c.client.as_ref().is_some_and(|c| !c.lent.is_empty()));
-        for connection in lenders {
-            // Who does not listen now is asked again, if trunks are still short.
-            let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
-        }
+        self.call(Kind::Short, |client| !client.lent.is_empty());
     }
 
     /// Takes trunks back that a process has no more, as far as no heir reads from them.

@@ -40,8 +40,8 @@ impl Keeper {
         Self { socket: sys::connect_to(&path).unwrap() }
     }
 
-    /// Connects and says hello; settings, counters and devices.
-    fn served() -> (Self, Settings, sys::Mapping, Vec<File>) {
+    /// Connects and says hello; what it is told, counters, the tree and devices.
+    fn welcomed() -> (Self, Message, sys::Mapping, sys::Mapping, Vec<File>) {
         let keeper = Self::connect();
         keeper.say(Kind::Hello, u64::from(std::process::id()), 0, VERSION);
         let (message, fds) = keeper.hear().expect("a welcome");
@@ -49,7 +49,13 @@ impl Keeper {
         let stats = sys::Mapping::of(&files.next().unwrap(), STATS_BYTES).unwrap();
         let tree = sys::Mapping::of(&files.next().unwrap(), TREE_BYTES).unwrap();
         assert_eq!((tree.tree().used(), tree.tree().resident()), (0, 0));
-        (keeper, message.settings().unwrap(), stats, files.collect())
+        (keeper, message, stats, tree, files.collect())
+    }
+
+    /// The same; settings, counters and devices.
+    fn served() -> (Self, Settings, sys::Mapping, Vec<File>) {
+        let (keeper, message, stats, _, devices) = Self::welcomed();
+        (keeper, message.settings().unwrap(), stats, devices)
     }
 
     fn say(&self, kind: Kind, a: u64, b: u64, c: u64) {
@@ -232,14 +238,8 @@ fn trunks_are_lent_once_and_come_back() {
 }
 
 fn rester_role() {
-    let join = || {
-        let keeper = Keeper::connect();
-        keeper.say(Kind::Hello, u64::from(std::process::id()), 0, VERSION);
-        let (message, mut fds) = keeper.hear().expect("a welcome");
-        let tree = sys::Mapping::of(&File::from(fds.swap_remove(1)), TREE_BYTES).unwrap();
-        (keeper, tree, message.a as usize)
-    };
-    let ((rests, tree, first), (grows, _, second)) = (join(), join());
+    let ((rests, welcome, _, tree, _), (grows, other, ..)) = (Keeper::welcomed(), Keeper::welcomed());
+    let [first, second] = [welcome, other].map(|welcome| welcome.a as usize);
     let hears = |keeper: &Keeper, millis| {
         let timeout = Some(Duration::from_millis(millis));
         sys::poll(&[(keeper.socket.as_fd(), libc::POLLIN)], timeout).unwrap()[0] != 0

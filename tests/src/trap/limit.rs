@@ -70,8 +70,7 @@ fn touch(ctx: &Ctx) -> Outcome {
         },
         Some(other) => return Err(Stop::Wrong(format!("touch knows no {other}"))),
     };
-    println!("pid {}", std::process::id());
-    std::io::stdout().flush()?;
+    say_pid()?;
     let each = ctx.size / ctx.threads;
     together(ctx.threads, |_| {
         let mut pieces = Vec::new();
@@ -109,8 +108,7 @@ fn host(ctx: &Ctx) -> Outcome {
         };
         sys::leave(turns())
     }
-    println!("pid {}", std::process::id());
-    std::io::stdout().flush()?;
+    say_pid()?;
     let field = sys::map(ctx.size / 5 / PAGE * PAGE)?;
     field.fill(1);
     std::thread::sleep(Duration::from_millis(500));
@@ -120,6 +118,13 @@ fn host(ctx: &Ctx) -> Outcome {
     let child = unsafe { libc::clone(guest, top, libc::CLONE_VM | libc::SIGCHLD, size) };
     sys::wait_for(sys::ret("clone", child)?, 0)?;
     field.check(1)
+}
+
+/// Whose memory is to be watched.
+fn say_pid() -> Outcome {
+    println!("pid {}", std::process::id());
+    std::io::stdout().flush()?;
+    Ok(())
 }
 
 /// One word in each page.

@@ -57,8 +57,17 @@ fn finish(mut child: Child) -> Outcome {
 }
 
 fn tree(ctx: &Ctx) -> Outcome {
+    members(3, ctx)
+}
+
+fn tree_fits(ctx: &Ctx) -> Outcome {
+    members(24, ctx)
+}
+
+/// So many that have the memory together, at the same time.
+fn members(count: usize, ctx: &Ctx) -> Outcome {
     let members: Vec<Child> =
-        (0..3).map(|_| start("member", ctx.size / 3, &[])).collect::<Result<_, Stop>>()?;
+        (0..count).map(|_| start("member", ctx.size / count, &[])).collect::<Result<_, Stop>>()?;
     members.into_iter().try_for_each(finish)
 }
 
@@ -189,12 +198,6 @@ fn tree_many(ctx: &Ctx) -> Outcome {
     holders.into_iter().try_for_each(Holder::finish)
 }
 
-fn tree_fits(ctx: &Ctx) -> Outcome {
-    let members: Vec<Child> =
-        (0..24).map(|_| start("member", ctx.size / 24, &[])).collect::<Result<_, Stop>>()?;
-    members.into_iter().try_for_each(finish)
-}
-
 fn tree_turns(ctx: &Ctx) -> Outcome {
     let mut holders: Vec<Holder> = (0..3).map(|_| Holder::start(ctx.size)).collect::<Result<_, Stop>>()?;
     for turn in 0..6 {
@@ -272,16 +275,18 @@ impl Board {
         }
     }
 
+    /// Is `pid` one of ours? Numbers go round: that of one that is gone may be another's by now, a keeper's too.
+    fn lives(&self, pid: u32) -> bool {
+        let name = |of: &str| std::fs::read_to_string(format!("/proc/{of}/comm")).ok();
+        let there = pid != 0 && name(&pid.to_string()).is_some_and(|it| Some(it) == name("self"));
+        if !there {
+            self.leave(pid);
+        }
+        there
+    }
+
     fn living(&self) -> usize {
-        let lives = |pid: u32| {
-            // SAFETY: asks whether the process is there.
-            let there = pid != 0 && unsafe { libc::kill(pid as libc::pid_t, 0) } == 0;
-            if !there {
-                self.leave(pid);
-            }
-            there
-        };
-        self.nodes().iter().filter(|node| lives(node.load(Ordering::SeqCst))).count()
+        self.nodes().iter().filter(|node| self.lives(node.load(Ordering::SeqCst))).count()
     }
 }
 
@@ -296,10 +301,7 @@ fn torture(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(seed);
     while SystemTime::now() < until && !board.has_failed() {
         let victim = board.nodes()[dice.roll(NODES)].load(Ordering::SeqCst);
-        // Numbers go round: that of one that is gone may be another's by now, a keeper's too.
-        let is_node =
-            || std::fs::read_to_string(format!("/proc/{victim}/comm")).is_ok_and(|name| name == "trap\n");
-        if victim != 0 && dice.roll(16) == 0 && is_node() {
+        if victim != 0 && dice.roll(16) == 0 && board.lives(victim) {
             // SAFETY: one of ours.
             unsafe { libc::kill(victim as libc::pid_t, libc::SIGKILL) };
             board.leave(victim);
