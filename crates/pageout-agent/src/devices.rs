@@ -13,7 +13,7 @@ use pageout::slot::DeviceConfig;
 use pageout::swap::swapin::Incoming;
 use pageout::swap::vacate::Vacated;
 use pageout::swap::Place;
-use pageout::wire::{DeviceSettings, Kind, Message, DEVICES};
+use pageout::wire::{self, DeviceSettings, Kind, Message, DEVICES};
 use rustix::fd::OwnedFd;
 
 /// How long (ns) to wait when nothing can come home just now: at first, and at most. It may be long: what children of
@@ -54,10 +54,10 @@ impl Devices {
         let settings = &self.settings[number];
         let config = DeviceConfig {
             priority: settings.priority,
-            discard: settings.flags & 1 != 0,
-            rotational: settings.flags & 2 != 0,
+            discard: settings.flags & wire::DISCARDS != 0,
+            rotational: settings.flags & wire::ROTATIONAL != 0,
             slots: 0,
-            first: u64::from(settings.flags & 4 != 0),
+            first: u64::from(settings.flags & wire::HEADER != 0),
             trunk_clusters: settings.trunk_clusters.into(),
         };
         let failed = match FileDevice::from_fd(fd, FileOptions::default()) {

@@ -27,7 +27,7 @@ use pageout::stats::{Stats, STATS_BYTES};
 use pageout::swap::swapout::Outgoing;
 use pageout::swap::Place;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
-use pageout::wire::{Kind, Message, Settings};
+use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_ENDED, BYE_EXEC};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{fcntl_getfd, Errno};
@@ -94,8 +94,9 @@ const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;
 /// So many threads at most allocate slots at once without meeting.
 const MOST_SHARDS: usize = 64;
-/// How often units that could not leave are tried again, in ns.
+/// How often units that could not leave are tried again, in ns; and the more seldom the more there are, so many for each.
 const UNPARK_EVERY: u64 = 300_000_000;
+const UNPARK_EACH: u64 = 500_000;
 
 /// The path of a run's socket, kept where a fork's child and the keeper find it.
 #[derive(Clone, Copy)]
@@ -363,7 +364,7 @@ extern "C" fn keeper(_: usize) -> ! {
     Stats::set(&stats.limit_bytes, welcome.settings.limit_bytes);
     memory::set_limit(welcome.settings.limit_bytes);
     if welcome.settings.limit_bytes == u64::MAX {
-        link.tell(&Message::new(Kind::Bye, 3, 0, 0), None);
+        link.tell(&Message::new(Kind::Bye, BYE_ASIDE, 0, 0), None);
         leave(0)
     }
     nobody_is_called();
@@ -548,10 +549,11 @@ impl Life {
                 self.tell_of_forks(keeper);
             }
             self.part.leave();
-            self.link.tell(&Message::new(Kind::Bye, !ended as u64, 0, 0), None);
+            let reason = if ended { BYE_ENDED } else { BYE_EXEC };
+            self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
             sys::exit_group(0)
         }
-        while let Some(said) = self.link.heard() {
+        while let Some(said) = self.link.heard(said) {
             self.devices.listen(said, self.link, active());
         }
     }
@@ -723,7 +725,7 @@ impl Life {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
                 if now >= next_unpark {
-                    next_unpark = now + UNPARK_EVERY;
+                    next_unpark = now + UNPARK_EVERY.max(UNPARK_EACH * policy.parked() as u64);
                     policy.unpark();
                 }
             }

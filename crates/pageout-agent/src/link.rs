@@ -8,8 +8,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, LockClass};
-use pageout::wire::{Kind, Message, Settings, DEVICES, NONE};
-use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use pageout::wire::{Kind, Message, Settings, BYE_STOP, DEVICES, NONE};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -20,7 +20,7 @@ static LINK_LOCKS: LockClass = LockClass::new();
 
 /// The connection.
 pub struct Link {
-    fd: RawFd,
+    socket: OwnedFd,
     turn: Lock<()>,
     /// What run said unasked while somebody waited for an answer.
     kept: Lock<Vec<Unasked>>,
@@ -57,10 +57,8 @@ impl Link {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let fd = socket.into_raw_fd();
-        LAST_WORD.store(fd, Relaxed);
         let kept = Lock::new(Vec::with_capacity(32), &LINK_LOCKS);
-        let link = Self { fd, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
+        let link = Self { socket, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
         let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
         link.send(&hello, None)?;
         let mut fds: [Option<OwnedFd>; DEVICES + 2] = Default::default();
@@ -71,13 +69,13 @@ impl Link {
         let devices = settings.device.map(|device| if device.slots > 0 { rest.next()? } else { None });
         let (stats, tree) = stats.zip(tree).ok_or(Errno::PROTO)?;
         let seat = (answer.a != NONE).then_some(answer.a as usize);
+        LAST_WORD.store(link.socket.as_raw_fd(), Relaxed);
         Ok((link, Welcome { settings, stats, tree, seat, devices }))
     }
 
     /// The socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the keeper lives.
-        unsafe { BorrowedFd::borrow_raw(self.fd) }
+        self.socket.as_fd()
     }
 
     fn send(&self, message: &Message, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
@@ -162,8 +160,8 @@ impl Link {
         !self.deaf.load(Relaxed) && self.turn.try_lock().is_some()
     }
 
-    /// The next that run said unasked, if there is any. Waits for nobody.
-    pub fn heard(&self) -> Option<Unasked> {
+    /// The next that run said unasked, if there is any; `is_some`: there may be some to be read. Waits for nobody.
+    pub fn heard(&self, is_some: bool) -> Option<Unasked> {
         // What is kept came before what is still to be read.
         let turn = self.turn.try_lock();
         {
@@ -173,7 +171,7 @@ impl Link {
             }
         }
         // Who waits for an answer keeps what comes first.
-        turn.as_ref()?;
+        let _turn = turn.filter(|_| is_some)?;
         let mut fds = [None];
         match self.receive(&mut fds, RecvFlags::DONTWAIT) {
             Ok(message) => Some((message, fds[0].take())),
@@ -203,7 +201,7 @@ pub fn last_word(text: core::fmt::Arguments<'_>) {
     let _ = core::fmt::write(&mut cut, text);
     // SAFETY: open as long as the keeper lives.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    for part in [message, Message::new(Kind::Bye, 2, 0, 0)] {
+    for part in [message, Message::new(Kind::Bye, BYE_STOP, 0, 0)] {
         let _ = net::send(socket, part.as_bytes(), SendFlags::NOSIGNAL);
     }
 }

@@ -133,17 +133,23 @@ impl Bequests {
 
     /// A process has given back a trunk: it has counted that no heir reads from it.
     pub fn forget(&mut self, trunk: Trunk) {
-        for bequest in self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()) {
-            bequest.trunks.borrow_mut().retain(|of| *of != trunk);
-        }
+        self.keep_trunks(|of| of != trunk);
     }
 
-    /// The orphans of a device that goes: nobody reads from it any more.
+    /// The orphans of a device that goes: nobody reads from it any more, and another may get its number.
     pub fn give_up(&mut self, device: usize) -> Vec<Trunk> {
+        self.keep_trunks(|(of, _)| of != device);
         let all = std::mem::take(&mut self.orphans);
         let (gone, kept) = all.into_iter().partition(|(of, _)| *of == device);
         self.orphans = kept;
         gone
+    }
+
+    /// Heirs read from no others any more.
+    fn keep_trunks(&self, which: impl Fn(Trunk) -> bool) {
+        for bequest in self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()) {
+            bequest.trunks.borrow_mut().retain(|trunk| which(*trunk));
+        }
     }
 }
 
@@ -190,6 +196,18 @@ mod tests {
         let _child = bequests.inherit(1).unwrap();
         bequests.forget((0, 3));
         assert_eq!(bequests.release([(0, 3), (0, 4)]), [(0, 3)]);
+    }
+
+    #[test]
+    fn what_is_on_another_device_of_the_same_number_is_nobodys() {
+        let mut bequests = Bequests::default();
+        bequests.keep(1, file().0, &[(0, 3), (1, 3)], &[]).unwrap();
+        let _child = bequests.inherit(1).unwrap();
+        assert_eq!(bequests.release([(0, 3), (1, 3)]), []);
+        assert_eq!(bequests.give_up(0), [(0, 3)]);
+        // Another device has come, and one that used it has gone.
+        assert_eq!(bequests.release([(0, 3)]), [(0, 3)]);
+        assert_eq!(bequests.give_up(1), [(1, 3)]);
     }
 
     #[test]

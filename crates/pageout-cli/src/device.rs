@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
 use pageout::device::header::{Header, HeaderError};
-use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, TRUNK_CLUSTERS};
+use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;
 use crate::say;
@@ -77,7 +77,9 @@ impl Device {
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
             priority: spec.priority.unwrap_or(-2 - index as i32),
-            flags: u16::from(discards) | u16::from(spec.rotational) << 1 | u16::from(header) << 2,
+            flags: [(discards, DISCARDS), (spec.rotational, ROTATIONAL), (header, HEADER)]
+                .into_iter()
+                .fold(0, |flags, (is_set, flag)| if is_set { flags | flag } else { flags }),
             trunk_clusters: clusters as u16,
             slots: trunks * clusters * CLUSTER_SLOTS,
             serial: index as u64,

@@ -131,13 +131,11 @@ impl Mounts {
 
     /// What a process is told that comes now, and which devices that gives it.
     pub fn settings(&self, settings: &Settings) -> (Settings, u64) {
-        let mut settings = Settings { devices: 0, ..*settings };
-        settings.device = [DeviceSettings::default(); DEVICES];
+        let mut settings = Settings { device: [DeviceSettings::default(); DEVICES], ..*settings };
         let mut given = 0;
         // Those that are leaving too: who is a fork's child may have inherited something there. It is told at once.
         for (number, mount) in self.iter() {
             settings.device[number] = mount.device.settings;
-            settings.devices += 1;
             given |= 1 << number;
         }
         (settings, given)

@@ -193,8 +193,6 @@ fn settings(config: &Config) -> Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
-        log_level: say::level(),
-        devices: 0,
         device: [DeviceSettings::default(); DEVICES],
     }
 }

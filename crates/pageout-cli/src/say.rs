@@ -28,14 +28,9 @@ pub fn set_level(verbose: u8, quiet: u8) {
     LEVEL.store(level as u32, Relaxed);
 }
 
-/// The largest level that is said.
-pub fn level() -> u32 {
-    LEVEL.load(Relaxed)
-}
-
 /// Says one line, `pageout: ` in front. A standard error that is closed or full is nobody's concern.
 pub fn say(level: u32, line: impl fmt::Display) {
-    if level <= self::level() {
+    if level <= LEVEL.load(Relaxed) {
         // One line, whatever stands in names; one write, so that lines of several processes do not mix.
         let line = format!("pageout: {}\n", line.to_string().replace(char::is_control, "?"));
         let _ = std::io::stderr().write_all(line.as_bytes());

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, Context, Result};
 use pageout::stats::STATS_BYTES;
 use pageout::tree::SEATS;
-use pageout::wire::{Kind, Message, Settings, NONE, VERSION};
+use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
 
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
@@ -38,19 +38,17 @@ pub const OPEN_FILES_EACH: usize = 3;
 const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
+/// Who finds no room for another connection tries again after so long.
+const CROWDED: Duration = Duration::from_millis(100);
 /// Between two calls for empty trunks.
 const CALL_AGAIN: Duration = Duration::from_millis(100);
-/// `Bye`: the program executed another one, or the keeper steps aside and nothing is out. Nothing is missed then.
-const BYE_EXEC: u64 = 1;
-const BYE_STOP: u64 = 2;
-const BYE_ASIDE: u64 = 3;
 
 /// The server.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
-    /// False while no more connections can be taken; then the ones that wait, wait.
-    accepting: bool,
+    /// No more connections can be taken, until then or until somebody has gone; those that wait, wait.
+    crowded_until: Option<Instant>,
     /// Descriptors that we may have, and whether it was said that there are no more.
     open_files: usize,
     told_crowded: bool,
@@ -187,7 +185,7 @@ impl Server {
         let page = new_stats().context("counters")?.1;
         Ok(Self {
             listener,
-            accepting: true,
+            crowded_until: None,
             open_files: sys::limit_of(libc::RLIMIT_NOFILE).0 as usize,
             told_crowded: false,
             told_seatless: false,
@@ -291,12 +289,14 @@ impl Server {
         let now = Instant::now();
         let judgement = self.leaving.iter().filter_map(|l| l.deadline).min();
         let judgement = judgement.map(|at| at.saturating_duration_since(now));
-        let due = [Some(self.seats.due_in()), self.bequests.due_in()];
+        self.crowded_until = self.crowded_until.filter(|until| *until > now);
+        let crowded = self.crowded_until.map(|until| until - now);
+        let due = [Some(self.seats.due_in()), self.bequests.due_in(), crowded];
         let timeout = timeout.into_iter().chain(judgement).chain(due.into_iter().flatten()).min();
 
         let mut watched = vec![(others, libc::POLLIN)];
         let mut what = Vec::new();
-        if self.accepting {
+        if self.crowded_until.is_none() {
             watched.push((self.listener.socket.as_fd(), libc::POLLIN));
             what.push(Watched::Listener);
         }
@@ -354,11 +354,14 @@ impl Server {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
+                    ) =>
                 {
-                    return self.take_no_more();
+                    continue;
                 }
-                Err(_) => continue,
+                Err(_) => return self.take_no_more(),
             };
             let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
             let me = std::process::id() as i32;
@@ -379,7 +382,7 @@ impl Server {
     }
 
     fn take_no_more(&mut self) {
-        self.accepting = false;
+        self.crowded_until = Some(Instant::now() + CROWDED);
         if !std::mem::replace(&mut self.told_crowded, true) {
             say::warning(format_args!(
                 "{} processes served, others wait until one has ended: too many open files; raise the limit (ulimit -n)",
@@ -438,7 +441,9 @@ impl Server {
                 if message.c != VERSION {
                     return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
                 }
-                let (mut client, page) = welcome(message, connection.peer, &mut self.seats)?;
+                let (client, page) = welcome(message, connection.peer, &mut self.seats)?;
+                // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
+                let client = connection.client.insert(client);
                 let shared = [page.as_fd(), self.seats.file()];
                 if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
                     say::warning(format_args!(
@@ -452,7 +457,6 @@ impl Server {
                 let answer = Message::welcome(client.seat, &settings);
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 say::debug(format_args!("{} ({}): served", client.pid, client.name));
-                connection.client = Some(client);
             }
             (Some(Kind::Lease), Some(client)) => {
                 let lent = self.mounts.lend(message.a, client.has)?;
@@ -530,7 +534,7 @@ impl Server {
 
     /// What a connection that ended means for its process.
     fn part_from(&mut self, connection: Connection) {
-        self.accepting = true;
+        self.crowded_until = None;
         if let Some(serial) = connection.switching {
             self.stay(serial);
         }
@@ -538,6 +542,7 @@ impl Server {
         if connection.bye == Some(BYE_ASIDE) {
             self.aside.extend(Process::of(client.pid).map(|process| (process.pid, process.started)));
         }
+        // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
         if harmless || client.has_ended() {
             return self.bury(client);

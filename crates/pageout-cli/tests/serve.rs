@@ -22,8 +22,11 @@ use std::time::{Duration, Instant};
 use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
-use pageout::tree::TREE_BYTES;
-use pageout::wire::{Kind, Message, Settings, CLUSTER_SLOTS, ENV_RUN, NONE, VERSION};
+use pageout::tree::{SEATS, TREE_BYTES};
+use pageout::wire::{
+    Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE,
+    ROTATIONAL, VERSION,
+};
 use pageout_uffd::fd::IntoRawFd;
 use pageout_uffd::{Features, RegisterMode, Uffd};
 
@@ -125,6 +128,7 @@ fn role() {
         "trunks" => trunks_role(),
         "giver" => giver_role(),
         "rester" => rester_role(),
+        "fleeting" => fleeting_role(),
         "writer" => writer_role(),
         "successor" => successor_role(),
         "stranded" => stranded_role(),
@@ -171,10 +175,9 @@ fn prepared(place: &Place, role: &str, args: &[&str]) -> Command {
 fn settings_role() {
     let (_keeper, settings, stats, devices) = Keeper::served();
     assert_eq!(settings.limit_bytes, 100 << 20);
-    assert_eq!((settings.swapin, settings.max_order, settings.log_level), (3, 4, 1));
-    assert_eq!((settings.devices, devices.len()), (2, 2));
+    assert_eq!((settings.swapin, settings.max_order, devices.len()), (3, 4, 2));
     assert_eq!(settings.device[0].priority, 5);
-    assert_eq!((settings.device[0].flags, settings.device[1].flags), (2 | 1, 1));
+    assert_eq!((settings.device[0].flags, settings.device[1].flags), (ROTATIONAL | DISCARDS, DISCARDS));
     assert_eq!((settings.device[1].slots, settings.device[1].trunk_clusters), (100 * CLUSTER_SLOTS, 1));
     devices.iter().for_each(|device| device.write_all_at(b"page", 4096).unwrap());
     stats.stats().pswpout.store(77, Relaxed);
@@ -298,7 +301,7 @@ fn trunks_come_back_while_their_process_lives() {
 fn writer_role() {
     let ((writer, ..), (next, ..)) = (Keeper::served(), Keeper::served());
     assert_eq!(writer.lease_all(0).len(), 32);
-    writer.say(Kind::Bye, 1, 0, 0);
+    writer.say(Kind::Bye, BYE_EXEC, 0, 0);
     thread::sleep(Duration::from_millis(100));
     assert_eq!(next.lease(0), NONE);
     drop(writer);
@@ -377,7 +380,7 @@ fn quitter_role() {
     let (keeper, ..) = Keeper::served();
     keeper.hold(&File::open("/dev/null").unwrap());
     keeper.log(0, "swap: the device is gone");
-    keeper.say(Kind::Bye, 2, 0, 0);
+    keeper.say(Kind::Bye, BYE_STOP, 0, 0);
     drop(keeper);
     thread::sleep(Duration::from_secs(30));
 }
@@ -598,7 +601,7 @@ fn who_has_no_keeper_does_not_outlive_the_run() {
 /// Its keeper finds nothing to do.
 fn aside_role() {
     let (keeper, ..) = Keeper::served();
-    keeper.say(Kind::Bye, 3, 0, 0);
+    keeper.say(Kind::Bye, BYE_ASIDE, 0, 0);
     drop(keeper);
     thread::sleep(Duration::from_millis(1500));
 }
@@ -743,6 +746,22 @@ fn data_that_are_lost_or_stay_are_told_of_once() {
         assert!(ended.err.contains("cannot be read back from swap as it was"), "{}", ended.err);
         assert_eq!((ended.status, ended.err.lines().count()), (0, 2), "{}", ended.err);
     }
+}
+
+/// As many keepers as there are seats say hello and end before they have their answer.
+fn fleeting_role() {
+    for _ in 0..SEATS {
+        let keeper = Keeper::connect();
+        keeper.say(Kind::Hello, u64::from(std::process::id()), 0, VERSION);
+    }
+    let (_keeper, welcome, ..) = Keeper::welcomed();
+    assert_ne!(welcome.a, NONE, "no seat is left");
+}
+
+#[test]
+fn who_ends_before_the_welcome_leaves_the_seat() {
+    let ended = run(&Place::new(), "fleeting", &["-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 0, "{}{}", ended.out, ended.err);
 }
 
 /// Says what nobody understands; others are served all the same.

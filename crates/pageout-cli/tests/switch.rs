@@ -19,7 +19,9 @@ use std::time::Duration;
 use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
-use pageout::wire::{DeviceSettings, Kind, Message, Settings, CLUSTER_SLOTS, ENV_RUN, NONE, VERSION};
+use pageout::wire::{
+    DeviceSettings, Kind, Message, Settings, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE, ROTATIONAL, VERSION,
+};
 
 const ROLE: &str = "PAGEOUT_TEST_ROLE";
 
@@ -158,11 +160,17 @@ fn succeeds(role: &str) {
 
 fn on_and_off() {
     let keeper = Keeper::new();
-    assert_eq!((keeper.settings.devices, keeper.lease(0)), (1, 0));
+    let known = keeper.settings.device.iter().filter(|device| device.slots > 0).count();
+    assert_eq!((known, keeper.lease(0)), (1, 0));
     does(&["swapon", "x,size=128M,pri=7,rotational"]);
     let (number, settings, file) = keeper.given();
-    let expected =
-        DeviceSettings { priority: 7, flags: 2 | 1, trunk_clusters: 1, slots: 64 * CLUSTER_SLOTS, serial: 1 };
+    let expected = DeviceSettings {
+        priority: 7,
+        flags: ROTATIONAL | DISCARDS,
+        trunk_clusters: 1,
+        slots: 64 * CLUSTER_SLOTS,
+        serial: 1,
+    };
     assert_eq!((number, settings), (1, expected));
     assert_eq!(keeper.lease_all(1), 64);
     file.write_all_at(&[7; 4096], 0).unwrap();

@@ -20,11 +20,11 @@ macro_rules! counters {
         #[derive(Debug)]
         pub struct Stats {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            /// Runs of each order read from a device.
+            /// Runs of pages of each order brought in at once from a device.
             pub swpin: [AtomicU64; MAX_ORDER + 1],
-            /// Runs of each order written to a device.
+            /// Runs of slots of each order taken for what is to be written.
             pub swpout: [AtomicU64; MAX_ORDER + 1],
-            /// Runs that found no room at this order and were split.
+            /// Runs for which no slots of this order were to be had: smaller ones were taken.
             pub swpout_fallback: [AtomicU64; MAX_ORDER + 1],
             /// From reading a fault event to having answered it.
             pub fault_ns: [AtomicU64; BUCKETS],

@@ -9,9 +9,9 @@
 //!   Hello {pid, keeper, VERSION}      ──►
 //!                                     ◄──  Welcome {seat | NONE, Settings}
 //!                                          + [statistics memfd, tree memfd, device 0, device 1, ...]
-//!   Lease {device}                    ──►                        (a trunk: a piece of a device, 2 to 64 MiB)
-//!                                     ◄──  Leased {device, first trunk | NONE, how many}
-//!   Return {device, trunk}            ──►                        no slot of it has a name, in no process
+//!   Lease {serial}                    ──►                        (a trunk: a piece of a device, 2 to 64 MiB)
+//!                                     ◄──  Leased {serial, first trunk | NONE, how many}
+//!   Return {serial, trunk}            ──►                        no slot of it has a name, in no process
 //!                                     ◄──  Short                 somebody gets none: all that are empty are wanted
 //!                                     ◄──  Needed                others lack memory, of which it has more than its share
 //!   Holding                           ──►  + [userfaultfd]       from here on run keeps the registration
@@ -44,7 +44,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 5;
+pub const VERSION: u64 = 6;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -53,6 +53,22 @@ pub const CLUSTER_SLOTS: u64 = 512;
 pub const TRUNK_CLUSTERS: u64 = 32;
 /// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
+
+/// Reason of a [`Kind::Bye`]: the program ended.
+pub const BYE_ENDED: u64 = 0;
+/// It executed another program.
+pub const BYE_EXEC: u64 = 1;
+/// The engine stops and the program must be stopped; a [`Kind::Log`] before says why.
+pub const BYE_STOP: u64 = 2;
+/// The keeper steps aside, and nothing is out.
+pub const BYE_ASIDE: u64 = 3;
+
+/// Flag of a device: what is free there is discarded.
+pub const DISCARDS: u16 = 1;
+/// It is a disk that turns.
+pub const ROTATIONAL: u16 = 2;
+/// Its page 0 is a header, which stays.
+pub const HEADER: u16 = 4;
 
 /// What a message is.
 #[repr(u32)]
@@ -72,8 +88,7 @@ pub enum Kind {
     Holding = 6,
     /// `a` level (0 error, 1 warning, 2 info, 3 debug), `text` one line of UTF-8, no newline.
     Log = 7,
-    /// `a` 0: the program ended, 1: it executed another program, 2: the engine stops and the program
-    /// must be stopped (a `Log` before says why), 3: the keeper steps aside and nothing is out.
+    /// `a` the reason: [`BYE_ENDED`], [`BYE_EXEC`], [`BYE_STOP`] or [`BYE_ASIDE`].
     Bye = 8,
     /// Not from a keeper: what is there to see?
     Look = 9,
@@ -217,10 +232,6 @@ pub struct Settings {
     pub swapin: u32,
     /// Largest order, 0 to 9.
     pub max_order: u32,
-    /// Log messages above this level are not sent.
-    pub log_level: u32,
-    /// Devices in use.
-    pub devices: u32,
     /// The devices by their numbers; those that have slots have a descriptor, in this order.
     pub device: [DeviceSettings; DEVICES],
 }
@@ -231,7 +242,7 @@ pub struct Settings {
 pub struct DeviceSettings {
     /// Higher is used first; equal ones in rotation.
     pub priority: i32,
-    /// Bit 0: discard, bit 1: rotational, bit 2: page 0 is a header, which stays.
+    /// [`DISCARDS`], [`ROTATIONAL`], [`HEADER`].
     pub flags: u16,
     /// Clusters in each of its trunks: a power of two, up to [`TRUNK_CLUSTERS`].
     pub trunk_clusters: u16,
@@ -241,5 +252,5 @@ pub struct DeviceSettings {
     pub serial: u64,
 }
 
-const _: () = assert!(size_of::<Settings>() == 24 + 24 * DEVICES && size_of::<Settings>() <= 256);
+const _: () = assert!(size_of::<Settings>() == 16 + 24 * DEVICES && size_of::<Settings>() <= 256);
 const _: () = assert!(size_of::<Message>() == 8 + 24 + 256);

@@ -876,6 +876,31 @@ fn a_part_of_a_huge_page_is_discarded() {
     end(&world);
 }
 
+/// The kernel refuses a huge page as a whole when a part of it is pinned. Where nothing else can go that was tried for ever.
+#[test]
+fn a_pinned_huge_page_is_not_tried_without_end() {
+    let world = advised(2, 1);
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 1024, true);
+    world.settle();
+    let kernel = &world.engine.kernel;
+    let pin = |pinned| {
+        [7, 1000]
+            .into_iter()
+            .for_each(|page| assert!(kernel.pin(kernel.program_base() + page * 4096, pinned)))
+    };
+    pin(true);
+    evict_all(&world);
+    assert_eq!(world.engine.place.swapped(), 0);
+    assert_eq!(world.engine.unmanaged(kernel.resident_pages()), 1024);
+    pin(false);
+    world.engine.policy.lock().unpark();
+    evict_all(&world);
+    assert_eq!(world.engine.place.swapped(), 1024);
+    world.engine.measure();
+    end(&world);
+}
+
 #[test]
 fn a_page_shared_since_a_fork_is_met_by_a_fault_that_reclaims() {
     let world = world(|plan| Plan { limit_pages: 64, chunks: 2, ..plan });

@@ -312,6 +312,8 @@ impl Server {
         let block_start = address & !(BLOCK - 1);
         let index = (address - block_start) / PAGE;
         engine.end_sample();
+        // What came in besides after the last fault is counted.
+        self.incoming.ahead = 0;
         let mut backoff = Backoff::new();
         // How often what is to come in waits for the frames to do so.
         let mut patience = PATIENCE;

@@ -541,7 +541,7 @@ impl Simulated {
         if let Some(value) = write {
             words.fill(value);
             state.pages[index].lazy = false;
-            state.pages[index].shared = false;
+            self.own(&mut state, index);
         }
         Access::Done(old)
     }
@@ -605,6 +605,13 @@ impl Simulated {
     fn split(&self, state: &mut State, index: usize) {
         let block = index / BLOCK_PAGES;
         state.table[block] |= core::mem::take(&mut state.huge[block]);
+    }
+
+    /// A write makes a shared page the process's own: the one, of a huge page too.
+    fn own(&self, state: &mut State, index: usize) {
+        if core::mem::take(&mut state.pages[index].shared) {
+            self.split(state, index);
+        }
     }
 
     fn carry(&self, from: usize, to: usize) {
@@ -725,15 +732,19 @@ impl Simulated {
         })
     }
 
-    /// MOVE of a whole huge page in one piece, if it can be done.
-    fn move_huge(&self, state: &mut State, target: usize, source: usize) -> bool {
+    /// MOVE of a whole huge page in one piece, if it can be done; as in the kernel it is refused as a whole where a part of it
+    /// is pinned or shared.
+    fn move_huge(&self, state: &mut State, target: usize, source: usize) -> Result<bool, Errno> {
         let (to, from) = (target / BLOCK_PAGES, source / BLOCK_PAGES);
         let aligned = target % BLOCK_PAGES == 0 && source % BLOCK_PAGES == 0;
         let free =
             (target..target + BLOCK_PAGES).all(|i| !state.pages[i].present && !state.pages[i].poisoned);
         let stuck = (source..source + BLOCK_PAGES).any(|i| state.pages[i].pinned || state.pages[i].shared);
-        if !aligned || !state.huge[from] || state.table[to] || !free || stuck {
-            return false;
+        if !aligned || !state.huge[from] || state.table[to] || !free {
+            return Ok(false);
+        }
+        if stuck {
+            return Err(Errno::BUSY);
         }
         (state.huge[from], state.huge[to]) = (false, true);
         for i in 0..BLOCK_PAGES {
@@ -742,7 +753,7 @@ impl Simulated {
             state.pages[target + i].present = true;
         }
         state.table[from] = false;
-        true
+        Ok(true)
     }
 }
 
@@ -812,7 +823,11 @@ impl Kernel for Simulated {
         if !first.registered || !first.writable || !last.writable || !alike {
             return refused(Errno::INVAL);
         }
-        if len == BLOCK && self.move_huge(&mut state, target.start, source.start) {
+        let whole = match len {
+            BLOCK => self.move_huge(&mut state, target.start, source.start),
+            _ => Ok(false),
+        };
+        if whole.map_err(|errno| Partial { done: 0, errno })? {
             if wake {
                 Self::wake_range(&mut state, to, len);
             }
@@ -949,8 +964,8 @@ impl Kernel for Simulated {
             if page.mapping == 0 || !page.writable || !page.present {
                 return Err(Errno::FAULT);
             }
-            page.shared = false;
             page.lazy = false;
+            self.own(&mut state, index);
         }
         Ok(())
     }

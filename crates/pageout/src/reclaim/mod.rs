@@ -123,9 +123,11 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
-    /// cannot go than its limit has: all the rest would leave again as soon as it comes in.
+    /// cannot go than its limit has: all the rest would leave again as soon as it comes in. Less those that are to be tried
+    /// again, or nobody would.
     pub fn give_way(&self, pages: usize) {
-        self.floor_pages.store(pages as i64, Relaxed);
+        let untried = self.policy.lock().untried() * UNIT_PAGES;
+        self.floor_pages.store(pages.saturating_sub(untried) as i64, Relaxed);
     }
 
     /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before

@@ -115,6 +115,8 @@ pub struct Policy {
     main: Queue,
     /// Units that could not leave (pinned, read-only, locked); not offered until [`Policy::unpark`].
     parked: Queue,
+    /// Units that were parked and have not been offered again yet; turns before theirs in the main queue.
+    untried: (usize, usize),
     /// Units whose turn it is, passed over until [`Policy::rejoin`]; the last first.
     passed: Queue,
     /// The last candidate came from the trial queue.
@@ -156,7 +158,12 @@ impl Policy {
 
     /// Units that could not leave when they were last tried.
     pub fn parked(&self) -> usize {
-        self.parked.units
+        self.parked.units + self.untried.0
+    }
+
+    /// Those of them that are offered again, but have not had their turn.
+    pub fn untried(&self) -> usize {
+        self.untried.0
     }
 
     /// Nothing can be offered.
@@ -200,7 +207,15 @@ impl Policy {
     /// turns out to be gone, takes `queued` away.
     pub fn candidate(&mut self) -> Option<Turn> {
         self.on_trial = self.serves_trial();
-        if self.on_trial { &mut self.trial } else { &mut self.main }.pop()
+        if self.on_trial {
+            return self.trial.pop();
+        }
+        let turn = self.main.pop()?;
+        match &mut self.untried {
+            (units, 0) => *units = units.saturating_sub(turn.units()),
+            (_, before) => *before -= 1,
+        }
+        Some(turn)
     }
 
     /// The same if it is this one.
@@ -268,9 +283,12 @@ impl Policy {
         self.parked.push(turn);
     }
 
-    /// Offers parked units again.
+    /// Offers parked units again, once those of the last time have had their turn.
     pub fn unpark(&mut self) {
-        self.main.append(&mut self.parked);
+        if self.untried.0 == 0 {
+            self.untried = (self.parked.units, self.main.turns.len());
+            self.main.append(&mut self.parked);
+        }
     }
 }
 
@@ -370,6 +388,27 @@ mod tests {
             stayed += (!leave).count_ones();
         }
         assert!((7800..7950).contains(&stayed), "{stayed} of 8000: 63 of 64");
+    }
+
+    #[test]
+    fn who_is_parked_counts_until_it_is_tried_again() {
+        let mut policy = Policy::default();
+        let mut usages = [Usage::default(); 4];
+        (0..4).for_each(|unit| {
+            _ = policy.used(Turn::new(unit, false), &mut usages[unit as usize], FIRST, 1, true)
+        });
+        for _ in 0..2 {
+            let turn = policy.candidate().unwrap();
+            policy.park(turn);
+        }
+        let mut counts = vec![policy.parked()];
+        for _ in 0..4 {
+            policy.unpark();
+            counts.push(policy.parked());
+            policy.candidate().unwrap();
+        }
+        counts.push(policy.parked());
+        assert_eq!(counts, [2, 2, 2, 2, 1, 0]);
     }
 
     #[test]

@@ -412,6 +412,10 @@ impl<K: Kernel> Engine<K> {
         let shared =
             !leaving.unshared && out.busy[busy_before..].iter().any(|page| page / UNIT == number as usize);
         unit.usage.unshared = false;
+        if leaving.unshared {
+            // What is busy still is pinned.
+            out.busy.truncate(busy_before);
+        }
         unit.usage.left = moved & !unit.resident();
         unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
         match unit.resident() {
@@ -423,10 +427,7 @@ impl<K: Kernel> Engine<K> {
             }
             // Pinned, read-only or locked.
             stay if stay & !(leave & !moved) == 0 && !huge => {
-                if leaving.unshared {
-                    out.busy.truncate(busy_before);
-                }
-                self.policy.lock().park(Turn::new(number, false));
+                self.policy.lock().park(Turn::new(number, false))
             }
             // Some are hot, or are back.
             _ => self.policy.lock().keep(Turn::new(number, huge)),
@@ -577,15 +578,18 @@ impl<K: Kernel> Engine<K> {
                 self.requeue_units(block, block_start);
                 return None;
             }
+            let unit = block.unit_mut(first).expect("unit of a queued page");
+            let was_unshared = core::mem::take(&mut unit.usage.unshared);
             let mut policy = self.policy.lock();
             match partial.errno {
                 // An unread event stops the others that are looked at, too.
                 Errno::AGAIN | Errno::NOENT | Errno::EXIST => policy.keep(turn),
-                Errno::BUSY => {
+                // Shared since a fork, then it is small pages once it is the process's own; or pinned.
+                Errno::BUSY if !was_unshared => {
                     policy.keep(turn);
-                    out.was_busy(block_start);
+                    out.was_busy(block_start + first * PAGE);
                 }
-                // Read-only, locked.
+                // Pinned, read-only or locked.
                 _ => policy.park(turn),
             }
             return Some(Left::Some);
@@ -602,7 +606,8 @@ impl<K: Kernel> Engine<K> {
             (unit.usage.evicted_at, unit.usage.left) = (now, u16::MAX);
         }
         // The others of its units that are queued are found to be gone when their turn comes.
-        block.unit_mut(first).expect("unit of a queued page").usage.queued = false;
+        let usage = &mut block.unit_mut(first).expect("unit of a queued page").usage;
+        (usage.queued, usage.unshared) = (false, false);
         Stats::add(if whole { &self.stats.thp_swpout } else { &self.stats.thp_swpout_fallback }, 1);
         if done < BLOCK_PAGES {
             self.requeue_units(block, block_start);
@@ -695,8 +700,11 @@ impl<K: Kernel> Engine<K> {
             while n > 0 {
                 match self.place.alloc(cpu, n, (out.pages[at].page / PAGE) as u64, out.memory) {
                     Some((entry, got)) => {
-                        let order = got.trailing_zeros() as usize;
-                        Stats::add(&self.stats.swpout[order], 1);
+                        Stats::add(&self.stats.swpout[got.ilog2() as usize], 1);
+                        let wanted = n.ilog2();
+                        if got.ilog2() < wanted {
+                            Stats::add(&self.stats.swpout_fallback[wanted as usize], 1);
+                        }
                         for (i, page) in out.pages[at..at + got].iter_mut().enumerate() {
                             page.entry = entry + i as u64;
                         }
@@ -718,14 +726,9 @@ impl<K: Kernel> Engine<K> {
         let mut from = 0;
         while from < out.pages.len() {
             // One batch a device.
-            let Some((id, device)) = out.pages[from..]
-                .iter()
-                .find(|page| page.fate == Fate::Write)
-                .and_then(|page| Place::at(page.entry))
-                .and_then(|(id, _)| Some((id, self.place.device(id)?)))
-            else {
-                break;
-            };
+            let Some(first) = out.pages[from..].iter().find(|page| page.fate == Fate::Write) else { break };
+            let of = |(id, _)| Some((id, self.place.device(id)?));
+            let (id, device) = Place::at(first.entry).and_then(of).expect("the device of a slot in use");
             out.runs.clear();
             let mut upto = from;
             while upto < out.pages.len() {
@@ -827,7 +830,7 @@ impl<K: Kernel> Engine<K> {
             drop(block);
             drop(regions);
             if at < out.pages.len() && out.pages[at].fate == Fate::Return {
-                self.return_page(out.pages[at].frame);
+                self.return_page(out.pages[at].frame, out.memory);
                 at += 1;
             }
         }
@@ -855,8 +858,8 @@ impl<K: Kernel> Engine<K> {
 
     /// Brings a page that could not be written back to the program. Its frame is the only place where its data
     /// are: it is tried until the page is there or its mapping is not. Reads the events that stop it: the caller
-    /// may be the only thread that does.
-    fn return_page(&self, frame: u32) {
+    /// may be the only thread that does. Not in a signal's handler, where servers do: it asks for no memory.
+    fn return_page(&self, frame: u32, memory: Memory) {
         let mut backoff = crate::sync::Backoff::new();
         loop {
             let regions = self.events.read();
@@ -887,7 +890,9 @@ impl<K: Kernel> Engine<K> {
                 Err(_) => {
                     drop(block);
                     drop(regions);
-                    self.pump();
+                    if memory == Memory::Asked || !self.is_inline() {
+                        self.pump();
+                    }
                     backoff.snooze();
                 }
             }
