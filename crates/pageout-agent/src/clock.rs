@@ -31,19 +31,14 @@ impl Clock {
         let (mut timer, mask) = (0i32, 1u64 << (SIGNAL - 1));
         // SAFETY: all pointers are to what the calls take; the descriptor is nobody else's.
         unsafe {
-            let at = &raw mut timer as usize;
-            sys::call(raw::__NR_timer_create, clock as usize, event.as_ptr() as usize, at, 0).ok()?;
             let flags = (raw::O_NONBLOCK | raw::O_CLOEXEC) as usize;
             let rings =
                 sys::call(raw::__NR_signalfd4, usize::MAX, &raw const mask as usize, 8, flags).ok()?;
+            let rings = OwnedFd::from_raw_fd(rings as i32);
+            let at = &raw mut timer as usize;
+            sys::call(raw::__NR_timer_create, clock as usize, event.as_ptr() as usize, at, 0).ok()?;
             let tick = clock_getres(ClockId::MonotonicCoarse).tv_nsec as u64;
-            Some(Self {
-                number: clock,
-                timer: timer as usize,
-                rings: OwnedFd::from_raw_fd(rings as i32),
-                tick,
-                asked: None,
-            })
+            Some(Self { number: clock, timer: timer as usize, rings, tick, asked: None })
         }
     }
 

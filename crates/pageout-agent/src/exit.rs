@@ -20,8 +20,9 @@ use pageout::space::pins::Pins;
 /// Units that must stay.
 pub static PINS: Pins = Pins::new();
 
-/// Control blocks of the threads that there are; addresses, 0 = free.
-static BLOCKS: [AtomicUsize; 4096] = [const { AtomicUsize::new(0) }; 4096];
+/// Control blocks of the threads that there are; addresses, 0 = free. Those from `USED` on were never taken.
+static BLOCKS: [AtomicUsize; 16384] = [const { AtomicUsize::new(0) }; 16384];
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Key of the thread-specific data whose destructor ends a thread.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -38,9 +39,13 @@ extern "C" {
     fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
 }
 
+fn used() -> &'static [AtomicUsize] {
+    &BLOCKS[..USED.load(Ordering::Acquire)]
+}
+
 /// The control blocks known.
 pub fn control_blocks() -> Vec<usize> {
-    BLOCKS.iter().map(|block| block.load(Ordering::Acquire)).filter(|block| *block != 0).collect()
+    used().iter().map(|block| block.load(Ordering::Acquire)).filter(|block| *block != 0).collect()
 }
 
 /// Before `main`, in the first thread.
@@ -86,12 +91,13 @@ pub fn enter_thread() {
     let block = control_block();
     // The static thread-local block lies below it, the thread's descriptor above.
     let known = pin([block - 0x1000, block, block + 0x1000]);
-    for slot in &BLOCKS {
-        match slot.compare_exchange(0, block, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
-            Err(other) if other == block => break,
-            Err(_) => {}
-        }
+    let takes = |slot: &AtomicUsize| {
+        let taken = slot.compare_exchange(0, block, Ordering::AcqRel, Ordering::Acquire);
+        taken.map_or_else(|other| other == block, |_| true)
+    };
+    match BLOCKS.iter().position(takes) {
+        Some(place) => _ = USED.fetch_max(place + 1, Ordering::AcqRel),
+        None => tell_of_many(),
     }
     if !known {
         fork::settle();
@@ -109,10 +115,21 @@ pub fn enter_thread() {
 /// Pins places; whether all of them were.
 fn pin<const N: usize>(places: [usize; N]) -> bool {
     let known = places.iter().all(|place| PINS.is_pinned(*place));
-    for place in places {
-        PINS.pin(place);
+    if !places.iter().all(|place| PINS.pin(*place)) {
+        tell_of_many();
     }
     known
+}
+
+/// There have been more threads than there is room for.
+fn tell_of_many() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        sys::complain(
+            b"pageout: more threads than it can look after (about 14000): one that ends may never be joined; use fewer, or \
+              run it without pageout\n",
+        );
+    }
 }
 
 /// Has a word stay that the kernel clears when a thread ends, if it can be written.
@@ -146,7 +163,7 @@ pub fn forget_others() {
 
 /// Where these were may be any memory from now on.
 fn forget(gone: impl Fn(usize) -> bool) {
-    for slot in &BLOCKS {
+    for slot in used() {
         let block = slot.load(Ordering::Acquire);
         if block != 0 && gone(block) {
             slot.store(0, Ordering::Release);
@@ -158,7 +175,10 @@ fn forget(gone: impl Fn(usize) -> bool) {
 /// what the kernel touches of that is pinned.
 extern "C" fn leave_thread(_: *mut c_void) {
     let own = control_block();
-    forget(|block| block == own);
+    // What could not be pinned goes on being a stack.
+    if PINS.is_pinned(own) {
+        forget(|block| block == own);
+    }
     let offset = ROBUST_LIST.load(Ordering::Relaxed);
     if offset == 0 {
         return;

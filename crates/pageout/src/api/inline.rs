@@ -51,12 +51,12 @@ impl Descriptors {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let from = (limit.unwrap_or(u64::MAX) / 4 * 3).clamp(3, HIGH) as RawFd;
         let [uffd, pagemap] = Linux::open_inline()?;
-        let high = |fd: OwnedFd| {
-            let fd = rustix::io::fcntl_dupfd_cloexec(&fd, from).map_err(LinuxError::Descriptor)?;
+        let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(&fd, from).map_err(LinuxError::Descriptor);
+        let both = [high(uffd)?, high(pagemap)?];
+        Ok(Self(both.map(|fd| {
             let known = identity(&fd);
-            Ok((ManuallyDrop::new(fd), known))
-        };
-        Ok(Self([high(uffd)?, high(pagemap)?]))
+            (ManuallyDrop::new(fd), known)
+        })))
     }
 
     pub(super) fn numbers(&self) -> [RawFd; 2] {

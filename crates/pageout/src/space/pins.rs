@@ -8,7 +8,7 @@
 use super::UNIT;
 use crate::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire};
 
-const SIZE: usize = 4096;
+const SIZE: usize = 16384;
 const PROBES: usize = 64;
 
 /// An insert-only set of unit numbers.
