@@ -33,7 +33,7 @@ mod units;
 mod work;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ struct Compare {
     #[command(flatten)]
     common: Common,
     /// Engines in the order of the table, the base first: none, kernel-zram, kernel-ram, kernel-file,
-    /// kernel-device, pageout, pageout-file, pageout-device, pageout-mem; umap:DIR and vmcache:DIR, their
+    /// kernel-device, pageout, pageout-file, pageout-device, pageout-mem, pageout-inline; umap:DIR and vmcache:DIR, their
     /// own benchmarks; those of pageout take options, as 'pageout:--swapin never'
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kernel-zram,pageout")]
     engines: Vec<Engine>,
@@ -193,6 +193,10 @@ impl Common {
             None => work::own_path()?.with_file_name("pageout"),
         };
         let dir = self.dir.canonicalize().with_context(|| format!("--dir {}", self.dir.display()))?;
+        if let Some(file) = &self.json {
+            let parent = file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+            ensure!(parent.is_dir(), "--json {}: no such directory; name a file in one", file.display());
+        }
         ensure!(self.memory.0 >= 16 << 20, "--memory {}: too little to run in; 16M at least", self.memory);
         Ok(Setting {
             memory: self.memory,
@@ -206,6 +210,9 @@ impl Common {
         })
     }
 }
+
+/// What a report has besides comparisons.
+const BESIDE: [&str; 3] = ["slots", "ladder", "frag"];
 
 /// The options of a command as they are when none is given.
 fn defaults<A: Args>() -> A {
@@ -236,10 +243,14 @@ impl Asks {
     /// Makes all comparisons that are wanted. One that fails is said and left out.
     fn measure(&self) -> Result<Results> {
         let setting = self.common.setting()?;
+        let plans = plans::all(setting.memory);
+        let names: Vec<&str> = plans.iter().map(|plan| plan.id).chain(BESIDE).collect();
+        let is_any = names.iter().any(|name| self.wants(name));
+        ensure!(is_any, "--only: nothing is called so; there are {}", names.join(", "));
         let mut machine = Machine::describe(&setting.dir)?;
         machine.measure(&setting.dir)?;
         let (mut comparisons, mut failed) = (Vec::new(), Vec::new());
-        for plan in plans::all(setting.memory).iter().filter(|plan| self.wants(plan.id)) {
+        for plan in plans.iter().filter(|plan| self.wants(plan.id)) {
             match plan.run(self.rounds as usize, &setting) {
                 Ok(comparison) => comparisons.push(comparison),
                 Err(error) => {

@@ -51,7 +51,11 @@ impl FromStr for Bytes {
             "T" => 40,
             _ => return Err(wrong()),
         };
-        Ok(Bytes((number * (1u64 << shift) as f64) as u64))
+        let bytes = (number * (1u64 << shift) as f64) as u64;
+        if bytes < 4096 {
+            return Err(format!("{text}: less than a page; give 4K or more"));
+        }
+        Ok(Bytes(bytes))
     }
 }
 

@@ -258,6 +258,9 @@ pub unsafe extern "C" fn pageout_pin(swap: *mut Handle, address: *const c_void, 
     status(unsafe { handle(swap) }.and_then(|handle| {
         let mut tables = handle.tables()?;
         let (region, range) = tables.find(address as usize, length)?;
+        if length == 0 {
+            return Ok(());
+        }
         let pinned = region.pin(range).map_err(|error| error.to_string())?;
         tables.pins.entry((address as usize, length)).or_default().push(pinned);
         Ok(())
@@ -276,6 +279,9 @@ pub unsafe extern "C" fn pageout_unpin(swap: *mut Handle, address: *const c_void
         let mut tables = handle.tables()?;
         let pins = tables.pins.get_mut(&key);
         let Some(pins) = pins else {
+            if length == 0 {
+                return Ok(());
+            }
             return Err(format!("unpin {length} bytes at {:#x}: not pinned; pass what was pinned", key.0));
         };
         pins.pop();

@@ -34,7 +34,7 @@ pub fn ready(dry: bool) -> Result<PathBuf> {
     if let Some(agent) = std::env::var_os("PAGEOUT_AGENT").filter(|agent| !agent.is_empty()) {
         let named = PathBuf::from(agent);
         let agent = fs::canonicalize(&named)
-            .map_err(|e| anyhow!("PAGEOUT_AGENT {}: {}", named.display(), sys::reason(&e)))?;
+            .map_err(|e| anyhow!("PAGEOUT_AGENT {}: {}; unset it", named.display(), sys::reason(&e)))?;
         if !loadable(&agent) {
             bail!("PAGEOUT_AGENT {}: {UNLOADABLE}", agent.display());
         }
@@ -51,13 +51,14 @@ pub fn ready(dry: bool) -> Result<PathBuf> {
         return Ok(agent);
     }
     let (directories, chosen) = candidates();
-    if dry {
-        return Ok(directories[0].join(NAME));
-    }
     let mut first = None;
     for directory in directories {
         let checked = if chosen { directory::check_chosen(&directory) } else { Ok(()) };
-        match checked.and_then(|()| unpack(&directory, BYTES, NAME)) {
+        let unpacked = checked.and_then(|()| match dry {
+            true => named_well(&directory).map(|()| directory.join(NAME)),
+            false => unpack(&directory, BYTES, NAME),
+        });
+        match unpacked {
             Ok(path) => return Ok(path),
             Err(error) => {
                 say::debug(format_args!("{error:#}"));
@@ -83,12 +84,7 @@ fn loadable(path: &Path) -> bool {
 /// Writes `bytes` as `name` into `directory`, unless they are there, and checks that they can be run from there.
 pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
     let shown = directory.display();
-    if !directory.is_absolute() {
-        bail!("{shown}: not an absolute path");
-    }
-    if !loadable(directory) {
-        bail!("{shown}: {UNLOADABLE}");
-    }
+    named_well(directory)?;
     directory::ensure_private(directory)?;
     let path = directory.join(name);
     let file = match File::open(&path) {
@@ -100,6 +96,18 @@ pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
         _ => anyhow!("{shown}: {}", sys::reason(&error)),
     })?;
     Ok(path)
+}
+
+/// Can the loader be told of a library in it?
+fn named_well(directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    if !directory.is_absolute() {
+        bail!("{shown}: not an absolute path");
+    }
+    if !loadable(directory) {
+        bail!("{shown}: {UNLOADABLE}");
+    }
+    Ok(())
 }
 
 /// Is this all that is in it? A piece at a time: at each start of a program, and new memory costs more than to read.

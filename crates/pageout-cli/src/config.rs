@@ -87,7 +87,10 @@ impl Config {
                 Err(error) if !required && error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => {
                     // One that nobody named is another user's, left in the environment by su or setpriv.
-                    let remedy = if required { "" } else { "; make it readable, or set HOME to your own" };
+                    let remedy = match required {
+                        true => "; name another with --config or PAGEOUT_CONFIG",
+                        false => "; make it readable, or set HOME to your own",
+                    };
                     bail!("{}: cannot be read: {}{remedy}", path.display(), sys::reason(&error))
                 }
             };

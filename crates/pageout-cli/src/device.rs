@@ -110,9 +110,18 @@ impl Device {
         })
     }
 
-    /// Name and size of what would be opened; nothing is made.
-    pub fn plan(spec: &Spec) -> Result<(String, Bytes)> {
-        Opened::of(spec, true).map(|opened| (opened.name, opened.size))
+    /// Name and size of what would be opened after those of `earlier`; nothing is made.
+    pub fn plan(spec: &Spec, earlier: &[Spec]) -> Result<(String, Bytes)> {
+        let place = |spec: &Spec| match &spec.place {
+            Place::Path(path) => path.canonicalize().or_else(|_| std::path::absolute(path)).ok(),
+            Place::Memory | Place::Unnamed => None,
+        };
+        let opened = Opened::of(spec, true)?;
+        match place(spec).is_some_and(|path| earlier.iter().any(|other| place(other).as_ref() == Some(&path)))
+        {
+            true => Err(in_use(&opened.name)),
+            false => Ok((opened.name, opened.size)),
+        }
     }
 
     /// Its path, or what it is.
@@ -260,6 +269,10 @@ impl Opened {
 
     fn memory(spec: &Spec, dry: bool) -> Result<Self> {
         let size = spec.size.unwrap_or(Bytes(memory::available_bytes()));
+        let total = Bytes(memory::total_bytes());
+        if size > total {
+            say::warning(format_args!("mem: size={size} is more than this machine's memory, {total}"));
+        }
         let file = match dry {
             true => None,
             false => {
@@ -278,7 +291,9 @@ impl Opened {
             true => sys::may_access(directory, libc::W_OK).map(|()| None),
             false => unlinked_file(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
         };
-        let file = file.map_err(|e| anyhow!("{name}: cannot be made: {}; {advice}", sys::reason(&e)))?;
+        let file = file.map_err(|e| {
+            anyhow!("{name}: cannot be made: {}; {}", sys::reason(&e), too_large(&e).unwrap_or(advice))
+        })?;
         Ok(Self::ours(file, name, size, None))
     }
 
@@ -427,9 +442,13 @@ fn trunk_clusters(size: Bytes) -> u64 {
 /// Takes a file that others can name for this device alone, as long as it is open.
 fn take(file: &File, name: &str) -> Result<()> {
     if sys::lock_exclusively(file).is_err() {
-        bail!("{name}: in use by another device of this run or by another pageout; name another file");
+        return Err(in_use(name));
     }
     Ok(())
+}
+
+fn in_use(name: &str) -> anyhow::Error {
+    anyhow!("{name}: in use by another device of this run or by another pageout; name another file")
 }
 
 /// The directory of a file, in which nobody else may put another in its place.
@@ -452,7 +471,13 @@ fn safe_directory<'a>(path: &'a Path, name: &str) -> Result<&'a Path> {
 
 /// `NAME: cannot WHAT: why`.
 fn cannot(name: &str, what: &str, error: &io::Error) -> anyhow::Error {
-    anyhow!("{name}: cannot {what}: {}; name another with --swap", sys::reason(error))
+    let remedy = too_large(error).unwrap_or("name another with --swap");
+    anyhow!("{name}: cannot {what}: {}; {remedy}", sys::reason(error))
+}
+
+/// What to do about files that may be only so large.
+fn too_large(error: &io::Error) -> Option<&'static str> {
+    (error.raw_os_error() == Some(libc::EFBIG)).then_some("raise ulimit -f, give less with size=, or use mem")
 }
 
 /// The directory for files without a name.
@@ -486,10 +511,11 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     let room = FileSystem::of(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
     if room.is_memory() {
-        say::warning(format_args!(
-            "{shown}: on tmpfs, so what is swapped out stays in memory; set TMPDIR to a directory on a disk, or name \
-             a file with --swap"
-        ));
+        let remedy = match spec.place {
+            Place::Path(_) => "name a file on a disk",
+            _ => "set TMPDIR to a directory on a disk, or name a file with --swap",
+        };
+        say::warning(format_args!("{shown}: on tmpfs, so what is swapped out stays in memory; {remedy}"));
     }
     let free = Bytes(room.free_bytes);
     if let Some(size) = spec.size {

@@ -224,8 +224,8 @@ fn resource_limits(findings: &mut Findings) {
 fn swap(findings: &mut Findings, config: &Config) {
     let unnamed = [Spec::unnamed()];
     let specs = if config.swap.is_empty() { &unnamed } else { config.swap.as_slice() };
-    for spec in specs {
-        match Device::plan(spec) {
+    for (index, spec) in specs.iter().enumerate() {
+        match Device::plan(spec, &specs[..index]) {
             Ok((name, size)) => findings.good("swap", format_args!("{name}, up to {size}")),
             Err(error) => findings.lack_by("swap", &error, "name another with --swap"),
         }

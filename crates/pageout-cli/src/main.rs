@@ -52,6 +52,7 @@ fn main() {
             error.downcast_ref::<program::Refused>().map_or(program::FAILED, |refused| refused.status)
         }),
         Err(error) if !error.use_stderr() => {
+            sys::die_of_broken_pipes();
             error.print().unwrap_or_else(|why| say::unheard(&why));
             0
         }

@@ -146,6 +146,11 @@ fn not_executable(name: &OsStr, path: &Path, error: &std::io::Error) -> Refused 
     let (name, shown) = (Path::new(name).display(), path.display());
     let line = match error.kind() {
         _ if path.is_dir() => format!("{name}: is a directory; name a program"),
+        ErrorKind::PermissionDenied if std::fs::metadata(path).is_err() => {
+            format!(
+                "{name}: the directory of {shown} cannot be entered; name a program that this user may run"
+            )
+        }
         ErrorKind::PermissionDenied => format!("{name}: not executable; chmod +x {shown} if it is a program"),
         _ => format!("{name}: {}; name a program", sys::reason(error)),
     };

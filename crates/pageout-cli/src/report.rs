@@ -217,6 +217,9 @@ impl Place {
         if path == Path::new("-") {
             return Ok(Self::StandardError);
         }
+        if path == Path::new("") {
+            bail!("--stats: no name; name a file, or - for standard error");
+        }
         match fs::metadata(&path) {
             Ok(about) if about.is_dir() => {
                 bail!("--stats {}: is a directory; name a file in it", path.display())

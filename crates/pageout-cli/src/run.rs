@@ -213,12 +213,14 @@ fn not_started(program: &Path, error: &std::io::Error) -> Refused {
     }
 }
 
+/// Says what would be done, and leaves nothing behind. What would be refused is, as far as that can be seen.
 fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
+    raise_open_files()?;
     kernel::check()?;
     say::print(format_args!("program  {}\n", program.display()));
     say::print(format_args!("memory   {}\n", Bytes(config.limit_bytes)));
-    for spec in specs {
-        let (name, size) = Device::plan(spec)?;
+    for (index, spec) in specs.iter().enumerate() {
+        let (name, size) = Device::plan(spec, &specs[..index])?;
         say::print(format_args!("swap     {name}, up to {size}\n"));
     }
     say::print(format_args!("agent    {}\n", agent::ready(true)?.display()));

@@ -540,6 +540,7 @@ impl Server {
         }
         let Some(client) = connection.client else { return };
         if connection.bye == Some(BYE_ASIDE) {
+            self.aside.retain(|(pid, _)| *pid != client.pid);
             self.aside.extend(Process::of(client.pid).map(|process| (process.pid, process.started)));
         }
         // Nothing is missed then.

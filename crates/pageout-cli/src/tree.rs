@@ -4,6 +4,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
+use crate::device::PAGE;
+
 /// A process at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -23,6 +25,8 @@ pub struct Process {
     pub stack: u64,
     /// It wants to run, or waits for a disk, and has hardly run at all.
     pub starved: bool,
+    /// What it has in memory.
+    pub resident_bytes: u64,
 }
 
 impl Process {
@@ -49,6 +53,7 @@ impl Process {
             ending: matches!(*fields.first()?, "Z" | "X") || flags & PF_EXITING != 0,
             stopped: matches!(*fields.first()?, "T" | "t"),
             stack: number(25).unwrap_or(0),
+            resident_bytes: number(21)? * PAGE,
             starved: matches!(*fields.first()?, "R" | "D") && number(11)? + number(12)? < HARDLY,
         })
     }
@@ -150,7 +155,8 @@ mod tests {
 
     fn process(pid: i32, parent: i32) -> Process {
         let (name, started, stack) = ("x".into(), 1, 2);
-        Process { pid, parent, name, started, stack, ending: false, stopped: false, starved: false }
+        let (ending, stopped, starved) = (false, false, false);
+        Process { pid, parent, name, started, stack, ending, stopped, starved, resident_bytes: 0 }
     }
 
     #[test]

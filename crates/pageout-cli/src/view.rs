@@ -12,6 +12,7 @@ use serde_json::{json, Map, Value};
 use crate::mounts::Mount;
 use crate::report::Counters;
 use crate::sys;
+use crate::tree::Process;
 
 /// A run at one moment.
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,7 +131,9 @@ impl ProcessView {
 
     /// A process without a keeper, that has no limit.
     pub fn unlimited(pid: i32, name: String) -> Self {
-        let counters = [("pid", json!(pid)), ("limit_bytes", json!(u64::MAX))];
+        let resident = Process::of(pid).map_or(0, |process| process.resident_bytes);
+        let counters =
+            [("pid", json!(pid)), ("limit_bytes", json!(u64::MAX)), ("resident_bytes", json!(resident))];
         let counters = counters.map(|(name, value)| (name.to_owned(), value));
         Self { name, state: State::Unlimited, counters: counters.into_iter().collect() }
     }

@@ -114,7 +114,9 @@ fn environment_and_files() {
     refused(&place, &["--config", file, "true"], 125, {
         &format!("{file}:1: speed: no such setting; there are memory, swap, swapin, max-order, strict, stats")
     });
-    refused(&place, &["--config", "gone", "true"], 125, "gone: cannot be read: no such file or directory");
+    refused(&place, &["--config", "gone", "true"], 125, {
+        "gone: cannot be read: no such file or directory; name another with --config or PAGEOUT_CONFIG"
+    });
 }
 
 #[test]

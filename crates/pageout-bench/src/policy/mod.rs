@@ -7,7 +7,7 @@ mod trace;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use clap::Args;
 
 use crate::caches::{Cache, Clock, Fifo, Lru, Optimum};
@@ -39,13 +39,15 @@ pub fn run(args: &PolicyArgs) -> Result<()> {
     let wanted = |trace: &Trace| {
         args.only.is_empty() || args.only.iter().any(|part| trace.name.contains(part.as_str()))
     };
-    let traces = trace::made(args.memory.pages()).into_iter().chain(trace::recorded()?);
+    let traces: Vec<Trace> = trace::made(args.memory.pages()).into_iter().chain(trace::recorded()?).collect();
+    let names: Vec<&str> = traces.iter().map(|trace| trace.name.as_str()).collect();
+    ensure!(traces.iter().any(&wanted), "--only: no such trace; there are {}", names.join(", "));
     println!("hits of accesses that count, %{:>47}", "pages in per fault");
     println!(
         "{:>12} {:>7} {:>8} {:>7} {:>7} {:>7} {:>7} {:>9}",
         "trace", "memory", "pageout", "FIFO", "CLOCK", "LRU", "optimum", "pageout"
     );
-    traces.filter(wanted).for_each(|trace| println!("{}", row(&trace)));
+    traces.iter().filter(|trace| wanted(trace)).for_each(|trace| println!("{}", row(trace)));
     Ok(())
 }
 

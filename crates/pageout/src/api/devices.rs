@@ -1,6 +1,6 @@
 //! The devices of a `Swap`: what a specification says, opened.
 //!
-//! The words are those of `pageout run --swap`. Everything is opened on the engine's thread, into the engine's own
+//! The words are those of `pageout run --swap`, but for tags of disks. Everything is opened on the engine's thread, into the engine's own
 //! file table: what the program closes does not reach it.
 
 use super::memory::MemoryDevice;
@@ -24,6 +24,8 @@ use std::{env, format, fs};
 const TRUNK_BYTES: u64 = TRUNK_SLOTS * SLOT_BYTES;
 /// What files that are ours leave free on their file system.
 const RESERVE_BYTES: u64 = 1 << 30;
+/// How swapon(8) and the command begin to name a disk otherwise.
+const TAGS: [&str; 4] = ["UUID=", "LABEL=", "PARTUUID=", "PARTLABEL="];
 const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
 
 /// A specification, read.
@@ -65,6 +67,17 @@ impl Spec {
         let place = match parts.next() {
             None | Some("") => return Err(wrong(TAKES.into())),
             Some("mem") => Place::Memory,
+            // What is to come must not change what a program's words mean; see `pageout run --swap`.
+            Some(name @ ("lz4" | "zram" | "zstd")) => {
+                return Err(wrong(format!(
+                    "no memory is compressed yet; name a file of that name as ./{name}"
+                )));
+            }
+            Some(tag) if TAGS.iter().any(|name| tag.starts_with(name)) => {
+                let why =
+                    format!("name a disk by its path, under /dev/disk, or a file of that name as ./{tag}");
+                return Err(wrong(why));
+            }
             Some(path) => Place::Path(path.into()),
         };
         let discard = place == Place::Memory;
@@ -288,7 +301,8 @@ mod tests {
         assert_eq!((spec.size, spec.priority), (Some(Bytes(3 << 29)), Some(5)));
         assert!(spec.discard && spec.rotational);
         assert_eq!(Spec::parse("mem").unwrap().place, Place::Memory);
-        for text in ["", "mem,size=x", "mem,pri=40000", "mem,fast", ",size=1G"] {
+        assert_eq!(Spec::parse("./lz4").unwrap().place, Place::Path("./lz4".into()));
+        for text in ["", "mem,size=x", "mem,pri=40000", "mem,fast", ",size=1G", "lz4,size=1G", "UUID=3-02"] {
             assert!(matches!(Spec::parse(text), Err(Error::Spec { .. })), "{text}");
         }
     }

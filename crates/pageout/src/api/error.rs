@@ -107,7 +107,8 @@ impl fmt::Display for Error {
                 write!(f, "no thread for the engine: {error}; raise ulimit -u, or allow unshare(CLONE_FILES)")
             }
             Self::Length(len) => {
-                write!(f, "a region of {len} bytes: takes 1 byte to {}", Bytes(MOST_BYTES as u64))
+                let (len, most) = (Bytes(*len as u64), Bytes(MOST_BYTES as u64));
+                write!(f, "a region of {len}: takes 1 byte to {most}")
             }
             Self::Range { start, end, len } => {
                 write!(f, "bytes {start} to {end} of a region of {len}: take a range inside the region")
