@@ -47,6 +47,9 @@ const LONGEST_NAP: u64 = 100_000_000;
 /// takes, for some growth does not ring: by a long system call, or by who shares the memory and is no thread (CLONE_VM).
 const LONGEST_REST: u64 = 10_000_000;
 const REST_OF_EACH: u64 = 1_250_000;
+/// Nor do they look more often than once in so many ns for each that is there, also while all together are over the limit: a look
+/// takes 25 us where many share the processors, and who is to evict waits behind them.
+const LOOK_OF_EACH: u64 = 125_000;
 /// Who has run for less than this part of the time hardly runs.
 const HARDLY: u64 = 8;
 /// So many bytes over the limit no ordinary thread comes before the evictor.
@@ -762,7 +765,7 @@ impl Life {
             let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
             let longest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
             let nap = if holds { self.nap(nap, longest, now) } else { nap };
-            self.pause(nap);
+            self.pause(nap.max(LOOK_OF_EACH * self.part.alive()));
         }
     }
 
