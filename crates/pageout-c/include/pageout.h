@@ -5,7 +5,7 @@
  *
  * Lengths and sizes are bytes. Every function may be called by any thread, at the same time by several; none may be
  * called in a signal handler. After a fork everything here is the parent's: in the child regions are not mapped, and
- * nothing may be called but pageout_close() and the two that open.
+ * all calls fail but pageout_close(), pageout_stats() and the two that open.
  *
  * Functions that return int return 0, or -1 on failure; those that return a pointer return NULL on failure.
  * pageout_error() then says what failed, on what, why, and what to do, in one line. Nothing has changed then.
@@ -68,7 +68,7 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
 
 /*
  * The same, with faults that are answered by the thread that takes them, in a handler of SIGBUS, and not by a thread of
- * the engine that it waits for. From memory ("mem") that takes two thirds of the time for one thread, and it needs no rights. In exchange:
+ * the engine that it waits for. From memory ("mem") that takes three fifths of the time for one thread, and more for several; it needs no rights. In exchange:
  *
  * - A system call that is given memory that is out fails with EFAULT, or stops short: pageout_pin() what it is given.
  *   read() and write() of the C library are system calls; futex words (locks) and paths count, too.
@@ -85,7 +85,7 @@ pageout *pageout_open_inline(uint64_t memory_bytes, const char *const *devices, 
 
 /*
  * Ends the engine and unmaps every region that is left. swap is invalid afterwards, also for other threads. NULL is
- * allowed. In the child of a fork: only frees the handle; all other calls but pageout_stats() fail there.
+ * allowed. In the child of a fork: only frees the handle.
  */
 void pageout_close(pageout *swap);
 
@@ -104,7 +104,8 @@ int pageout_unmap(pageout *swap, void *address);
 int pageout_advise(pageout *swap, void *address, size_t length, int advice);
 
 /*
- * Brings length bytes from address on in, and keeps them in until pageout_unpin() was called for the same bytes as often.
+ * Brings length bytes from address on in, and keeps them in until pageout_unpin() was called with the same address and length as
+ * often; no bytes are nothing to keep. Counts by 64 KiB, each of which can be pinned 65,535 times.
  * At most half of the limit can be pinned. Buffers of system calls need a pin after pageout_open_inline() only; bytes lent to the kernel by
  * vmsplice, MSG_ZEROCOPY and the like do, as long as they are lent.
  */

@@ -30,7 +30,8 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
-             into it (static, setuid, cleared environment), is said once for each program, or killed with --strict. What another \
+             into it (static, setuid, cleared environment), is not counted; once it has run for a second it is said, once for each \
+             program, or killed with --strict. With --memory max nothing is limited, counted or swapped. What another \
              pageout run started below keeps that one's limit.",
         ],
     ),
@@ -45,7 +46,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
-             reserve (the larger of 1 GiB and 5 %). pri= works as in swapon(8): higher is used first, equal ones in \
+             reserve (the larger of 1 GiB and 5 %, at most half), by 64 MiB; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, rotational keeps to ascending order for a disk that turns and reads ahead by \
              place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",

@@ -82,7 +82,7 @@ impl fmt::Debug for Swap {
 /// | | `Handler` | `Inline` |
 /// |---|---|---|
 /// | who | a thread of the engine, which the touch waits for | the thread itself, in a handler of SIGBUS |
-/// | a fault from memory | 9 us and more | two thirds of it for one thread; for several at once twice as long |
+/// | a fault from memory | 9 us and more | three fifths of it for one thread; for several at once twice as long |
 /// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
 /// | rights | `/dev/userfaultfd`, or more | none |
 /// | what the program must mind | nothing | the rules below |
