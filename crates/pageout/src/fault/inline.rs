@@ -19,7 +19,9 @@ const WAIT_NS: u64 = 1_000_000;
 impl Server {
     /// One for a thread's own faults.
     pub fn inline() -> Self {
-        Self { inline: true, ..Self::new() }
+        let mut server = Self { inline: true, ..Self::new() };
+        server.incoming.outgoing.of_handler = true;
+        server
     }
 
     /// Answers a fault of the calling thread at `address`: when it returns the page is there, or poisoned, or was

@@ -63,6 +63,8 @@ pub struct Outgoing {
     busy: Vec<usize>,
     /// Where slots may have memory from.
     memory: Memory,
+    /// It is a signal's handler's: events, which take memory, are for servers to read.
+    pub(crate) of_handler: bool,
     /// Something found no place a moment ago: only what has its place on a device leaves.
     placed_only: bool,
     /// Pages that have no place yet.
@@ -152,6 +154,7 @@ impl Outgoing {
             huge: Vec::with_capacity(2),
             busy: Vec::with_capacity(MOST),
             memory: Memory::Asked,
+            of_handler: false,
             placed_only: false,
             unplaced: 0,
         }
@@ -830,7 +833,7 @@ impl<K: Kernel> Engine<K> {
             drop(block);
             drop(regions);
             if at < out.pages.len() && out.pages[at].fate == Fate::Return {
-                self.return_page(out.pages[at].frame, out.memory);
+                self.return_page(out.pages[at].frame, out.of_handler);
                 at += 1;
             }
         }
@@ -858,8 +861,8 @@ impl<K: Kernel> Engine<K> {
 
     /// Brings a page that could not be written back to the program. Its frame is the only place where its data
     /// are: it is tried until the page is there or its mapping is not. Reads the events that stop it: the caller
-    /// may be the only thread that does. Not in a signal's handler, where servers do: it asks for no memory.
-    fn return_page(&self, frame: u32, memory: Memory) {
+    /// may be the only thread that does, but for a signal's handler.
+    fn return_page(&self, frame: u32, of_handler: bool) {
         let mut backoff = crate::sync::Backoff::new();
         loop {
             let regions = self.events.read();
@@ -890,7 +893,7 @@ impl<K: Kernel> Engine<K> {
                 Err(_) => {
                     drop(block);
                     drop(regions);
-                    if memory == Memory::Asked || !self.is_inline() {
+                    if !of_handler {
                         self.pump();
                     }
                     backoff.snooze();
