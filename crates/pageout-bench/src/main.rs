@@ -18,6 +18,7 @@ mod ladder;
 mod latency;
 mod machine;
 mod mem;
+mod only;
 mod pattern;
 mod peer;
 mod plans;
@@ -237,7 +238,7 @@ impl Compare {
 
 impl Asks {
     fn wants(&self, plan: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| plan.contains(part.as_str()))
+        only::wants(&self.only, plan)
     }
 
     /// Makes all comparisons that are wanted. One that fails is said and left out.
@@ -245,8 +246,7 @@ impl Asks {
         let setting = self.common.setting()?;
         let plans = plans::all(setting.memory);
         let names: Vec<&str> = plans.iter().map(|plan| plan.id).chain(BESIDE).collect();
-        let is_any = names.iter().any(|name| self.wants(name));
-        ensure!(is_any, "--only: nothing is called so; there are {}", names.join(", "));
+        only::check(&self.only, &names)?;
         let mut machine = Machine::describe(&setting.dir)?;
         machine.measure(&setting.dir)?;
         let (mut comparisons, mut failed) = (Vec::new(), Vec::new());

@@ -52,7 +52,7 @@ impl FromStr for Bytes {
             _ => return Err(wrong()),
         };
         let bytes = (number * (1u64 << shift) as f64) as u64;
-        if bytes < 4096 {
+        if bytes < PAGE as u64 {
             return Err(format!("{text}: less than a page; give 4K or more"));
         }
         Ok(Bytes(bytes))

@@ -277,11 +277,11 @@ pub unsafe extern "C" fn pageout_unpin(swap: *mut Handle, address: *const c_void
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
         let mut tables = handle.tables()?;
+        if length == 0 {
+            return Ok(());
+        }
         let pins = tables.pins.get_mut(&key);
         let Some(pins) = pins else {
-            if length == 0 {
-                return Ok(());
-            }
             return Err(format!("unpin {length} bytes at {:#x}: not pinned; pass what was pinned", key.0));
         };
         pins.pop();

@@ -74,20 +74,16 @@ impl Device {
         let clusters = trunk_clusters(size);
         let trunk = Bytes(clusters * CLUSTER_SLOTS * PAGE);
         let trunks = size.0 / trunk.0;
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
         let settings = DeviceSettings {
             // Like the kernel: devices without a priority come after those with one, in the order of their names.
             priority: spec.priority.unwrap_or(-2 - index as i32),
-            flags: [(discards, DISCARDS), (spec.rotational, ROTATIONAL), (header, HEADER)]
-                .into_iter()
-                .fold(0, |flags, (is_set, flag)| if is_set { flags | flag } else { flags }),
+            flags: flag(discards, DISCARDS) | flag(spec.rotational, ROTATIONAL) | flag(header, HEADER),
             trunk_clusters: clusters as u16,
             slots: trunks * clusters * CLUSTER_SLOTS,
             serial: index as u64,
         };
-        let path = match &spec.place {
-            Place::Path(path) => std::path::absolute(path).ok(),
-            Place::Memory | Place::Unnamed => None,
-        };
+        let path = path_of(spec);
         let is_memory = spec.place == Place::Memory;
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let grows = !is_block_device && FileSystem::of(&link).is_ok_and(|system| !system.is_memory());
@@ -112,13 +108,10 @@ impl Device {
 
     /// Name and size of what would be opened after those of `earlier`; nothing is made.
     pub fn plan(spec: &Spec, earlier: &[Spec]) -> Result<(String, Bytes)> {
-        let place = |spec: &Spec| match &spec.place {
-            Place::Path(path) => path.canonicalize().or_else(|_| std::path::absolute(path)).ok(),
-            Place::Memory | Place::Unnamed => None,
-        };
+        let real = |spec| path_of(spec).map(|path| path.canonicalize().unwrap_or(path));
         let opened = Opened::of(spec, true)?;
-        match place(spec).is_some_and(|path| earlier.iter().any(|other| place(other).as_ref() == Some(&path)))
-        {
+        let path = real(spec);
+        match path.is_some() && earlier.iter().any(|other| real(other) == path) {
             true => Err(in_use(&opened.name)),
             false => Ok((opened.name, opened.size)),
         }
@@ -430,6 +423,14 @@ impl Opened {
             has_holes,
             made: None,
         })
+    }
+}
+
+/// The path of what has one.
+fn path_of(spec: &Spec) -> Option<PathBuf> {
+    match &spec.place {
+        Place::Path(path) => std::path::absolute(path).ok(),
+        Place::Memory | Place::Unnamed => None,
     }
 }
 

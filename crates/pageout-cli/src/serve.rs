@@ -236,7 +236,7 @@ impl Server {
         let leaving = self.leaving.iter().map(|leaving| of(&leaving.client, Some(State::Ending)));
         let aside = self.aside.iter().filter_map(|(pid, started)| {
             let process = Process::of(*pid).filter(|now| now.started == *started)?;
-            Some(ProcessView::unlimited(*pid, process.name))
+            Some(ProcessView::unlimited(process))
         });
         View {
             run: std::process::id() as i32,
@@ -352,16 +352,11 @@ impl Server {
             }
             let socket = match sys::accept_on(self.listener.socket.as_fd()) {
                 Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
-                    ) =>
-                {
-                    continue;
-                }
-                Err(_) => return self.take_no_more(),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
+                    _ => return self.take_no_more(),
+                },
             };
             let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
             let me = std::process::id() as i32;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Result};
+use pageout::device::{RESERVED, TAGS};
 
 use crate::size::Bytes;
 
@@ -46,8 +47,7 @@ impl Spec {
         let place = match parts.next() {
             None | Some("") => bail!("{text}: takes {TAKES}"),
             Some("mem") => Place::Memory,
-            // What is to come must not change what a command line means.
-            Some(name @ ("lz4" | "zram" | "zstd")) => {
+            Some(name) if RESERVED.contains(&name) => {
                 bail!("{text}: no memory is compressed yet; name a file of that name as ./{name}")
             }
             Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
@@ -76,8 +76,8 @@ impl Spec {
 /// Where udev has a disk that is named by a tag, as swapon(8) takes it.
 fn tagged(name: &str) -> Option<PathBuf> {
     let (tag, value) = name.split_once('=')?;
-    let is_tag = ["UUID", "LABEL", "PARTUUID", "PARTLABEL"].contains(&tag);
-    is_tag.then(|| Path::new("/dev/disk").join(format!("by-{}", tag.to_ascii_lowercase())).join(value))
+    TAGS.contains(&tag)
+        .then(|| Path::new("/dev/disk").join(format!("by-{}", tag.to_ascii_lowercase())).join(value))
 }
 
 #[cfg(test)]

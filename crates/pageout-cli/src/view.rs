@@ -130,10 +130,13 @@ impl ProcessView {
     }
 
     /// A process without a keeper, that has no limit.
-    pub fn unlimited(pid: i32, name: String) -> Self {
-        let resident = Process::of(pid).map_or(0, |process| process.resident_bytes);
-        let counters =
-            [("pid", json!(pid)), ("limit_bytes", json!(u64::MAX)), ("resident_bytes", json!(resident))];
+    pub fn unlimited(process: Process) -> Self {
+        let Process { pid, name, resident_bytes, .. } = process;
+        let counters = [
+            ("pid", json!(pid)),
+            ("limit_bytes", json!(u64::MAX)),
+            ("resident_bytes", json!(resident_bytes)),
+        ];
         let counters = counters.map(|(name, value)| (name.to_owned(), value));
         Self { name, state: State::Unlimited, counters: counters.into_iter().collect() }
     }
@@ -161,7 +164,8 @@ mod tests {
         let mut processes = vec![ProcessView::of(7, "a b".into(), None, page.stats())];
         page.stats().active.store(1, Relaxed);
         processes.push(ProcessView::of(8, "c".into(), None, page.stats()));
-        processes.push(ProcessView::unlimited(9, "d".into()));
+        let own = Process::of(std::process::id() as i32).unwrap();
+        processes.push(ProcessView::unlimited(Process { pid: 9, ..own }));
         let view = View {
             run: 1,
             main: 7,

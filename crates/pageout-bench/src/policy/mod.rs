@@ -7,10 +7,11 @@ mod trace;
 
 use std::path::PathBuf;
 
-use anyhow::{ensure, Result};
+use anyhow::Result;
 use clap::Args;
 
 use crate::caches::{Cache, Clock, Fifo, Lru, Optimum};
+use crate::only;
 use crate::units::{Bytes, PAGE};
 use model::Model;
 use trace::{Access, Trace};
@@ -36,18 +37,16 @@ pub fn run(args: &PolicyArgs) -> Result<()> {
     if let Some(file) = &args.record {
         return record::record(file, &args.command);
     }
-    let wanted = |trace: &Trace| {
-        args.only.is_empty() || args.only.iter().any(|part| trace.name.contains(part.as_str()))
-    };
     let traces: Vec<Trace> = trace::made(args.memory.pages()).into_iter().chain(trace::recorded()?).collect();
     let names: Vec<&str> = traces.iter().map(|trace| trace.name.as_str()).collect();
-    ensure!(traces.iter().any(&wanted), "--only: no such trace; there are {}", names.join(", "));
+    only::check(&args.only, &names)?;
     println!("hits of accesses that count, %{:>47}", "pages in per fault");
     println!(
         "{:>12} {:>7} {:>8} {:>7} {:>7} {:>7} {:>7} {:>9}",
         "trace", "memory", "pageout", "FIFO", "CLOCK", "LRU", "optimum", "pageout"
     );
-    traces.iter().filter(|trace| wanted(trace)).for_each(|trace| println!("{}", row(trace)));
+    let wanted = traces.iter().filter(|trace| only::wants(&args.only, &trace.name));
+    wanted.for_each(|trace| println!("{}", row(trace)));
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use super::memory::MemoryDevice;
 use super::{Bytes, Error};
 use crate::device::header::{Header, HeaderError};
-use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
+use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError, RESERVED, TAGS};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
@@ -24,8 +24,6 @@ use std::{env, format, fs};
 const TRUNK_BYTES: u64 = TRUNK_SLOTS * SLOT_BYTES;
 /// What files that are ours leave free on their file system.
 const RESERVE_BYTES: u64 = 1 << 30;
-/// How swapon(8) and the command begin to name a disk otherwise.
-const TAGS: [&str; 4] = ["UUID=", "LABEL=", "PARTUUID=", "PARTLABEL="];
 const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
 
 /// A specification, read.
@@ -67,13 +65,12 @@ impl Spec {
         let place = match parts.next() {
             None | Some("") => return Err(wrong(TAKES.into())),
             Some("mem") => Place::Memory,
-            // What is to come must not change what a program's words mean; see `pageout run --swap`.
-            Some(name @ ("lz4" | "zram" | "zstd")) => {
+            Some(name) if RESERVED.contains(&name) => {
                 return Err(wrong(format!(
                     "no memory is compressed yet; name a file of that name as ./{name}"
                 )));
             }
-            Some(tag) if TAGS.iter().any(|name| tag.starts_with(name)) => {
+            Some(tag) if tag.split_once('=').is_some_and(|(tag, _)| TAGS.contains(&tag)) => {
                 let why =
                     format!("name a disk by its path, under /dev/disk, or a file of that name as ./{tag}");
                 return Err(wrong(why));

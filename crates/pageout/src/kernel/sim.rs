@@ -823,11 +823,11 @@ impl Kernel for Simulated {
         if !first.registered || !first.writable || !last.writable || !alike {
             return refused(Errno::INVAL);
         }
-        let whole = match len {
-            BLOCK => self.move_huge(&mut state, target.start, source.start),
-            _ => Ok(false),
-        };
-        if whole.map_err(|errno| Partial { done: 0, errno })? {
+        let moved = len == BLOCK
+            && self
+                .move_huge(&mut state, target.start, source.start)
+                .map_err(|errno| Partial { done: 0, errno })?;
+        if moved {
             if wake {
                 Self::wake_range(&mut state, to, len);
             }

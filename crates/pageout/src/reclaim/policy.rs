@@ -115,8 +115,9 @@ pub struct Policy {
     main: Queue,
     /// Units that could not leave (pinned, read-only, locked); not offered until [`Policy::unpark`].
     parked: Queue,
-    /// Units that were parked and have not been offered again yet; turns before theirs in the main queue.
-    untried: (usize, usize),
+    /// Units that were parked and have not been offered again yet, and the turns before theirs in the main queue.
+    untried: usize,
+    before_untried: usize,
     /// Units whose turn it is, passed over until [`Policy::rejoin`]; the last first.
     passed: Queue,
     /// The last candidate came from the trial queue.
@@ -158,12 +159,12 @@ impl Policy {
 
     /// Units that could not leave when they were last tried.
     pub fn parked(&self) -> usize {
-        self.parked.units + self.untried.0
+        self.parked.units + self.untried
     }
 
     /// Those of them that are offered again, but have not had their turn.
     pub fn untried(&self) -> usize {
-        self.untried.0
+        self.untried
     }
 
     /// Nothing can be offered.
@@ -211,9 +212,9 @@ impl Policy {
             return self.trial.pop();
         }
         let turn = self.main.pop()?;
-        match &mut self.untried {
-            (units, 0) => *units = units.saturating_sub(turn.units()),
-            (_, before) => *before -= 1,
+        match self.before_untried {
+            0 => self.untried = self.untried.saturating_sub(turn.units()),
+            _ => self.before_untried -= 1,
         }
         Some(turn)
     }
@@ -285,8 +286,8 @@ impl Policy {
 
     /// Offers parked units again, once those of the last time have had their turn.
     pub fn unpark(&mut self) {
-        if self.untried.0 == 0 {
-            self.untried = (self.parked.units, self.main.turns.len());
+        if self.untried == 0 {
+            (self.untried, self.before_untried) = (self.parked.units, self.main.turns.len());
             self.main.append(&mut self.parked);
         }
     }
@@ -390,13 +391,17 @@ mod tests {
         assert!((7800..7950).contains(&stayed), "{stayed} of 8000: 63 of 64");
     }
 
+    /// The units 0 to 3 in their order.
+    fn of_four() -> Policy {
+        let mut policy = Policy::default();
+        (0..4)
+            .for_each(|unit| _ = policy.used(Turn::new(unit, false), &mut Usage::default(), FIRST, 1, true));
+        policy
+    }
+
     #[test]
     fn who_is_parked_counts_until_it_is_tried_again() {
-        let mut policy = Policy::default();
-        let mut usages = [Usage::default(); 4];
-        (0..4).for_each(|unit| {
-            _ = policy.used(Turn::new(unit, false), &mut usages[unit as usize], FIRST, 1, true)
-        });
+        let mut policy = of_four();
         for _ in 0..2 {
             let turn = policy.candidate().unwrap();
             policy.park(turn);
@@ -413,11 +418,7 @@ mod tests {
 
     #[test]
     fn who_is_passed_over_is_first_again() {
-        let mut policy = Policy::default();
-        let mut usages = [Usage::default(); 4];
-        (0..4).for_each(|unit| {
-            _ = policy.used(Turn::new(unit, false), &mut usages[unit as usize], FIRST, 1, true)
-        });
+        let mut policy = of_four();
         for _ in 0..2 {
             let unit = policy.candidate().unwrap();
             policy.pass(unit);
