@@ -102,7 +102,8 @@ impl Link {
         let mut bytes = [rustix::io::IoSliceMut::new(message.as_bytes_mut())];
         let got = loop {
             match net::recvmsg(self.fd(), &mut bytes, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
+                // Run has ended and left something of ours unread: said once, before what it has said itself (unix(7)).
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 got => break got?,
             }
         };

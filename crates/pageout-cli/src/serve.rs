@@ -387,7 +387,8 @@ impl Server {
     }
 
     /// Reads what a keeper says; false when the connection is over. Not by its `Bye`: its other threads may be writing to
-    /// a device until its last descriptor is closed, and what it was lent is nobody else's before.
+    /// a device until its last descriptor is closed, and what it was lent is nobody else's before. Nor because it can hear
+    /// nothing any more: what it said before its end is still to be read, and may be all that tells it from a stranded one.
     fn hear(&mut self, index: usize) -> bool {
         loop {
             let mut message = Message::new(Kind::Bye, 0, 0, 0);
@@ -396,6 +397,8 @@ impl Server {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // It ended and left something of ours unread. Said once, before what it has said itself (unix(7)).
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
                 Err(_) => return false,
             };
             if len == 0 {
@@ -406,7 +409,7 @@ impl Server {
                 let peer = self.connections[index].peer;
                 match error.downcast_ref::<io::Error>().map(io::Error::kind) {
                     // It ended before it had its answer.
-                    Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+                    Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => continue,
                     // Who only looks and does not read is not waited for.
                     Some(io::ErrorKind::WouldBlock) if self.connections[index].looks => {}
                     _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),

@@ -144,6 +144,7 @@ fn role() {
         "survivor" => survivor_role(),
         "relay" => relay_role(),
         "leaver" => leaver_role(),
+        "hasty" => hasty_role(),
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
@@ -381,6 +382,31 @@ fn a_process_that_ends_is_not_stranded() {
     let place = Place::new();
     let ended = run(&place, "leaver", &["-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (9, "pageout: a warning\n"));
+}
+
+/// Says why it ends while run answers it: an answer lies there unread when the connection ends, or finds nobody.
+fn hasty_role() {
+    for round in 0..50 {
+        let (keeper, ..) = Keeper::served();
+        keeper.hold(&File::open("/dev/null").unwrap());
+        for _ in 0..4 {
+            keeper.say(Kind::Lease, 0, 0, 0);
+        }
+        if round % 2 == 0 {
+            sys::poll(&[(keeper.socket.as_fd(), libc::POLLIN)], Some(Duration::from_secs(10))).unwrap();
+        }
+        keeper.say(Kind::Bye, BYE_EXEC, 0, 0);
+    }
+    // Longer than the grace of those that are stranded.
+    thread::sleep(Duration::from_millis(1500));
+    exit(7);
+}
+
+#[test]
+fn what_a_keeper_said_before_its_end_is_heard() {
+    let place = Place::new();
+    let ended = run(&place, "hasty", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (7, ""));
 }
 
 /// The engine gives up and says so.
