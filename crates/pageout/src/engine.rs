@@ -273,12 +273,18 @@ impl<K: Kernel> Engine<K> {
     /// Reads and applies events until none is pending; faults come again. What the program is about to discard goes
     /// to `discarded`: it may still be mapped for a while.
     pub(crate) fn read_all(&self, regions: &mut Regions, discarded: &mut Regions) {
+        let mut backoff = crate::sync::Backoff::new();
         while self.kernel.event_pending() {
-            self.read_and_apply(regions, |event| match event {
+            let read = self.read_and_apply(regions, |event| match event {
                 Event::Fault(fault) => self.again(fault),
                 Event::Remove { start, end } => discarded.insert(Region { start, end }),
                 Event::Remap { .. } | Event::Unmap { .. } => {}
             });
+            // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
+            // caller come before it.
+            if read == 0 {
+                backoff.snooze();
+            }
         }
     }
 
