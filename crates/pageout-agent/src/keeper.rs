@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK, EXECUTABLE};
-use pageout::kernel::{nobody_is_called, HugePages, Kernel, Linux};
+use pageout::kernel::{nobody_is_called, HugePages, Kernel, Linux, Statm};
 use pageout::reclaim::Round;
 use pageout::space::discover::{bss_end, Area, Walk};
 use pageout::space::{BLOCK, PAGE};
@@ -385,6 +385,7 @@ extern "C" fn keeper(_: usize) -> ! {
     };
     let mut life = Life {
         watch,
+        sight: program::Sight::new(),
         clock: Clock::of(program),
         rest: 0,
         is_called: false,
@@ -436,6 +437,7 @@ fn leave(status: i32) -> ! {
 
 struct Life {
     watch: OwnedFd,
+    sight: program::Sight,
     clock: Option<Clock>,
     /// For how long (ns) a program that hardly runs is left alone now.
     rest: u64,
@@ -473,7 +475,7 @@ impl Life {
         begun();
         let (mut last, mut still) = (0, 0);
         while heir.is_none() {
-            let now = kernel.statm();
+            let now = self.look(&kernel);
             let resident = (now.resident * PAGE) as u64;
             Stats::set(&self.stats.resident_bytes, resident);
             self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
@@ -543,22 +545,34 @@ impl Life {
         if let (true, Some(clock)) = (rings, &self.clock) {
             clock.hush();
         }
-        if ended || program::has_left() {
-            if let Some(keeper) = active() {
-                if let Some(guest) = program::guest() {
-                    return self.stay_for(guest);
-                }
-                fork::end();
-                self.tell_of_forks(keeper);
-            }
-            self.part.leave();
-            let reason = if ended { BYE_ENDED } else { BYE_EXEC };
-            self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
-            sys::exit_group(0)
+        if ended {
+            self.end(BYE_ENDED);
         }
         while let Some(said) = self.link.heard(said) {
             self.devices.listen(said, self.link, active());
         }
+    }
+
+    /// What is there of the program's memory. Ends with the program.
+    fn look(&mut self, kernel: &Linux) -> Statm {
+        self.sight.look(kernel).unwrap_or_else(|| {
+            self.end(BYE_EXEC);
+            kernel.statm()
+        })
+    }
+
+    /// The program has gone, and with it the keeper, unless somebody else has its memory.
+    fn end(&mut self, reason: u64) {
+        if let Some(keeper) = active() {
+            if let Some(guest) = program::guest() {
+                return self.stay_for(guest);
+            }
+            fork::end();
+            self.tell_of_forks(keeper);
+        }
+        self.part.leave();
+        self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
+        sys::exit_group(0)
     }
 
     /// The program has gone, and somebody else has its memory.
@@ -566,6 +580,7 @@ impl Life {
         PROGRAM.store(guest.id, Ordering::Relaxed);
         LISTED.store(guest.listed, Ordering::Relaxed);
         self.watch = guest.watch;
+        self.sight = program::Sight::new();
         self.clock = Clock::of(guest.id);
         fork::program_ended();
         self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
@@ -705,7 +720,7 @@ impl Life {
         let mut next_count = 0;
         loop {
             engine.stock();
-            let seen = engine.kernel.statm();
+            let seen = self.look(&engine.kernel);
             let resident = seen.resident;
             let now = engine.kernel.now();
             // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.

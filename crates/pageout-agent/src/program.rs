@@ -7,6 +7,7 @@ use alloc::ffi::CString;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
@@ -31,6 +32,39 @@ pub fn has_left() -> bool {
     let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code);
     // Its first thread, which is asked, has no memory when it has ended while others go on. Looked at after the other.
     here == Some(false) && first_thread_lives()
+}
+
+/// Whether the program has become another costs more than to see how much it has: that is seen in it, and the other asked
+/// when what it has mapped is not what it was, and every so many ns.
+const ASK_EVERY: u64 = 100_000_000;
+
+/// A look at the program's memory.
+pub struct Sight {
+    /// None where it cannot be seen: then the other is asked each time.
+    statm: Option<OwnedFd>,
+    /// What was mapped when it was asked, and when it is asked again (ns).
+    mapped: (usize, usize),
+    next: u64,
+}
+
+impl Sight {
+    /// Of the program as it is now.
+    pub fn new() -> Self {
+        let statm = open(file("statm").as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        Self { statm, mapped: (0, 0), next: 0 }
+    }
+
+    /// What is there. `None`: the program has become another.
+    pub fn look(&mut self, kernel: &Linux) -> Option<Statm> {
+        let seen = self.statm.as_ref().map(Statm::read).unwrap_or_default();
+        let now = kernel.now();
+        // Nothing: its first thread has ended.
+        if seen.size != 0 && (seen.size, seen.data) == self.mapped && now < self.next {
+            return Some(seen);
+        }
+        (self.mapped, self.next) = ((seen.size, seen.data), now + ASK_EVERY);
+        (!has_left()).then(|| kernel.statm())
+    }
 }
 
 /// A process other than the program that has its memory.

@@ -99,7 +99,7 @@ pub const NEEDED: Features = Features::EVENT_REMAP
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-/// A line of /proc/self/statm, in pages.
+/// A line of a process's statm in /proc, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statm {
     /// Addresses that are mapped.
@@ -110,6 +110,16 @@ pub struct Statm {
     pub shared: usize,
     /// Mapped private and writable.
     pub data: usize,
+}
+
+impl Statm {
+    /// What the file says now; all zeros of a process that has no memory any more.
+    pub fn read(file: impl AsFd) -> Self {
+        let mut line = [0u8; 128];
+        let n = pread(file, &mut line, 0).unwrap_or(0);
+        let field = |number| pages_of(&line[..n], number);
+        Self { size: field(0), resident: field(1), shared: field(2), data: field(5) }
+    }
 }
 
 /// Runs that one PAGEMAP_SCAN returns at most.
@@ -267,10 +277,7 @@ impl Linux {
 
     /// What the kernel says of the address space.
     pub fn statm(&self) -> Statm {
-        let mut line = [0u8; 128];
-        let n = pread(&self.statm, &mut line, 0).unwrap_or(0);
-        let field = |number| pages_of(&line[..n], number);
-        Statm { size: field(0), resident: field(1), shared: field(2), data: field(5) }
+        Statm::read(&self.statm)
     }
 }
 
