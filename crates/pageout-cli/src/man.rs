@@ -8,9 +8,10 @@ use clap_mangen::roff::{bold, roman, Inline, Roff};
 use clap_mangen::Man;
 
 use crate::options::Options;
+use pageout::stats::MEANINGS;
 
 /// Sections in plain words: a heading, then paragraphs.
-const SECTIONS: [(&str, &[&str]); 11] = [
+const SECTIONS: [(&str, &[&str]); 12] = [
     (
         "WHAT IS LIMITED",
         &[
@@ -26,7 +27,8 @@ const SECTIONS: [(&str, &[&str]); 11] = [
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \
-             as fast as it can, by 128 MiB while as many threads as there are CPUs do. What was worse is in \
+             as fast as it can, by 128 MiB while as many threads as there are CPUs do; for some tenths of a second by as much again, or twice \
+             that, where two dozen programs begin in the same instant and take huge pages unasked. What was worse is in \
              resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
@@ -120,28 +122,39 @@ const SECTIONS: [(&str, &[&str]); 11] = [
     (
         "STATISTICS",
         &[
-            "--stats writes one JSON object: the totals under the names of /proc/vmstat where the thing is the same \
-             (pswpin, pswpout, swpin_zero, thp_swpin, ...), and an array processes with the same names for each process \
-             and its pid. Names that end in _bytes are bytes, others pages of 4 KiB or events. swpin, swpout and \
-             swpout_fallback are arrays by order (4 KiB, 8 KiB, ... 2 MiB); fault_ns and device_ns are histograms \
-             whose bucket n counts times from 2^n to 2^(n+1) ns. resident_peak_bytes of the totals is \
+            "--stats writes one JSON object: the totals (COUNTERS), and an array processes with the same names for each process. \
+             resident_peak_bytes of the totals is \
              the most of all processes together, without files, or of the largest, with them. What is so at a moment \
              (resident_bytes, unmanaged_bytes, swapped_pages) each process says as it was at its last look, and the totals have \
              the largest of these. processes_unlisted counts processes that are only in the totals.",
         ],
     ),
     (
+        "JSON",
+        &[
+            "ps --json: an array of trees. Each has run, the process number of its pageout; main and program, number and name \
+             of the program; uptime_seconds; limit_bytes; devices, as show has them; processes, each with name, state and \
+             its counters (COUNTERS); and ended, the totals of the processes that have ended.",
+            "show --json: an array of devices: name, type, size_bytes, used_bytes, priority, leaving (on its way off), run.",
+            "stat --json: one object a line: uptime_seconds of the tree and interval_seconds that the line is about; procs, \
+             resident_bytes and swapped_bytes as they are; by the second si_bytes, so_bytes, faults, major, rescued, \
+             refaults and stalls, which come from pswpin, pswpout, pgfault, pgmajfault, rescued, workingset_refault_anon and \
+             allocstall.",
+        ],
+    ),
+    (
         "EXIT STATUS",
         &[
             "That of the program; 128+N if signal N ended it; 125 if pageout failed, 126 if the program cannot be \
-             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1.",
+             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; the other \
+             verbs with 0, or with 125 and one line that says why not.",
         ],
     ),
     (
         "ENVIRONMENT",
         &[
             "PAGEOUT_MEMORY, PAGEOUT_SWAP (several with ; between them), PAGEOUT_SWAPIN, PAGEOUT_MAX_ORDER, \
-             PAGEOUT_STRICT, PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
+             PAGEOUT_STRICT (yes or no), PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
              a file.",
             "TMPDIR: where the default swap file is made. PAGEOUT_AGENT_DIR: where the agent is unpacked; it must not \
              be mounted noexec. PAGEOUT_AGENT: another agent, for those who work on it. XDG_RUNTIME_DIR, \
@@ -152,7 +165,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
         "FILES",
         &[
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
-             repeated), swapin, max-order, strict and stats. A line that begins with # is a comment.",
+             repeated), swapin, max-order, strict (yes or no) and stats. A line that begins with # is a comment.",
             "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent.",
         ],
     ),
@@ -176,7 +189,8 @@ pub fn write(to: &mut dyn Write) -> Result<()> {
     synopsis(to, &command)?;
     man.render_description_section(to)?;
     for verb in command.get_subcommands() {
-        if ["run", "ps", "show", "stat", "swapon", "swapoff"].contains(&verb.get_name()) {
+        // The bench says itself what it takes.
+        if !["bench", "man", "help"].contains(&verb.get_name()) {
             section(to, &format!("OPTIONS OF {}", verb.get_name().to_uppercase()), |page| {
                 options(page, verb)
             })?;
@@ -189,8 +203,35 @@ pub fn write(to: &mut dyn Write) -> Result<()> {
                 page.text([roman(*paragraph)]);
             }
         })?;
+        if heading == "STATISTICS" {
+            section(to, "COUNTERS", counters)?;
+        }
     }
     Ok(())
+}
+
+/// What each counter counts, by the words of the table that they come from.
+fn counters(page: &mut Roff) {
+    const ARRAYS: [(&str, &str); 5] = [
+        ("swpin", "Runs of pages of each order (4 KiB, 8 KiB, ... 2 MiB) brought in at once from a device."),
+        ("swpout", "Runs of slots of each order taken for what is to be written."),
+        ("swpout_fallback", "Runs for which no slots of this order were to be had: smaller ones were taken."),
+        (
+            "fault_ns",
+            "From reading a fault to having answered it: entry n counts times from 2^n to 2^(n+1) ns.",
+        ),
+        ("device_ns", "Reads from a device on behalf of a fault, in the same way."),
+    ];
+    page.control("PP", []);
+    page.text([roman(
+        "The names are those of /proc/vmstat where the thing is the same. Names that end in _bytes are bytes, others pages of \
+         4 KiB or events, since the start of the process.",
+    )]);
+    for (name, meaning) in MEANINGS.iter().chain(&ARRAYS) {
+        page.control("TP", []);
+        page.text([bold(*name)]);
+        page.text([roman(meaning.trim().replace('`', ""))]);
+    }
 }
 
 fn section(to: &mut dyn Write, heading: &str, fill: impl FnOnce(&mut Roff)) -> io::Result<()> {
@@ -220,15 +261,18 @@ fn synopsis(to: &mut dyn Write, command: &Command) -> io::Result<()> {
 }
 
 fn options(page: &mut Roff, command: &Command) {
-    for option in command.get_arguments().filter(|argument| !argument.is_positional()) {
+    for option in command.get_arguments().filter(|argument| argument.get_id() != "help") {
         let mut line: Vec<Inline> = Vec::new();
         if let Some(short) = option.get_short() {
             line.extend([bold(format!("-{short}")), roman(", ")]);
         }
-        line.push(bold(format!("--{}", option.get_long().unwrap_or_default())));
-        if option.get_action().takes_values() {
-            let names = option.get_value_names().unwrap_or_default();
-            line.push(roman(format!(" {}", names.join(" "))));
+        let names = option.get_value_names().unwrap_or_default().join(" ");
+        match option.get_long() {
+            Some(long) => line.push(bold(format!("--{long}"))),
+            None => line.push(bold(names.as_str())),
+        }
+        if !option.is_positional() && option.get_action().takes_values() {
+            line.push(roman(format!(" {names}")));
         }
         page.control("TP", []);
         page.text(line);
@@ -250,7 +294,9 @@ mod tests {
         {
             assert!(page.contains(word), "{word}");
         }
-        for word in ["64 MiB", "128 MiB", "vmsplice", "Core dumps", "fork"] {
+        for word in
+            ["64 MiB", "128 MiB", "vmsplice", "Core dumps", "fork", "DELAY", "busy_left", "swpout_fallback"]
+        {
             assert!(page.contains(word), "{word}");
         }
     }

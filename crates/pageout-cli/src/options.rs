@@ -42,7 +42,7 @@ pub enum Verb {
     },
     /// Write the completions for a shell to standard output
     Completions {
-        /// The shell
+        /// The shell: bash, elvish, fish, powershell or zsh
         shell: Shell,
     },
     /// Write the manual page to standard output

@@ -13,13 +13,13 @@ pub const MAX_ORDER: usize = 9;
 pub const BUCKETS: usize = 48;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         /// The counters. All values are since the start of the process; `*_bytes` are bytes,
         /// everything else is a number of pages of 4 KiB or of events.
         #[repr(C)]
         #[derive(Debug)]
         pub struct Stats {
-            $($(#[$doc])* pub $name: AtomicU64,)*
+            $($(#[doc = $doc])* pub $name: AtomicU64,)*
             /// Runs of pages of each order brought in at once from a device.
             pub swpin: [AtomicU64; MAX_ORDER + 1],
             /// Runs of slots of each order taken for what is to be written.
@@ -33,6 +33,9 @@ macro_rules! counters {
             /// Of `swapped_pages`, those on each device of the run.
             pub device_pages: [AtomicU64; DEVICES],
         }
+
+        /// Each plain counter's name, and what it counts, for who shows them.
+        pub const MEANINGS: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
 
         impl Stats {
             /// Each plain counter with its name.
@@ -65,7 +68,7 @@ counters! {
     /// Pages brought in beside the one that was asked for.
     swap_ra,
     /// Of these, pages that a stream then went through. Of what else came in nobody sees whether it is used; a sample
-    /// of it decides how much comes in (`fault/order.rs`).
+    /// of it decides how much comes in.
     swap_ra_hit,
     /// Faults that needed a device.
     pgmajfault,
@@ -85,17 +88,17 @@ counters! {
     rescued,
     /// Pages that left unchanged and so without a write.
     clean_dropped,
-    /// Pages that the kernel would not give (pinned).
+    /// Pages that the kernel would not give: pinned, or shared with a fork's child or parent. They stay.
     busy_left,
     /// Pages that the kernel discarded without an event, as guard pages do: they read as zeros.
     discarded_unseen,
-    /// Pages poisoned because they could not be brought back.
+    /// Pages that could not be brought back: they raise SIGBUS where they are touched.
     poisoned,
     /// Write errors of devices.
     write_errors,
     /// Read errors of devices, and runs whose checksum did not match.
     read_errors,
-    /// Times that adoption ran.
+    /// Mappings that were taken up into the engine's care.
     adoptions,
     /// Largest resident memory seen, in bytes.
     resident_peak_bytes,
@@ -111,17 +114,17 @@ counters! {
     active,
     /// The process that these counters belong to.
     pid,
-    /// Acquisitions of the lock of a block, and of these the waits.
+    /// Acquisitions of the lock of a block (2 MiB of addresses).
     lock_block,
-    /// See `lock_block`.
+    /// Of these, those that waited.
     lock_block_waits,
-    /// Acquisitions of a cluster lock, and of these the waits.
+    /// Acquisitions of the lock of a cluster (512 slots of a device).
     lock_cluster,
-    /// See `lock_cluster`.
+    /// Of these, those that waited.
     lock_cluster_waits,
-    /// Acquisitions of a device's list lock, and of these the waits.
+    /// Acquisitions of the lock of a device's lists of clusters.
     lock_lists,
-    /// See `lock_lists`.
+    /// Of these, those that waited.
     lock_lists_waits,
 }
 
