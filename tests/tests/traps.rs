@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         trials.push(beside_others(name.into(), move || settings.shares_swap(name, size)));
     }
     trials.push(beside_others("tree-fits".into(), || settings.tree_fits()));
+    trials.push(Trial::test("exec-fits", || settings.exec_fits()));
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -377,6 +378,24 @@ impl Settings {
         eprintln!("tree-fits: {:.1?}, {pages} pages, {pages_in} in again", done.wall);
         if pages_in > pages {
             return Err(format!("{pages} pages that fit, and {pages_in} came in again").into());
+        }
+        Ok(())
+    }
+
+    /// One that fits, and becomes itself again and again: what each of them had has gone before the next has as much, and is
+    /// not taken for the next one's. While nothing else runs: that is found at the next look.
+    fn exec_fits(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        let size = 44 << 20;
+        let mut arguments = self.arguments("exec-fits", size);
+        arguments.push("60".into());
+        let run = self.under_pageout(64 << 20, &arguments)?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        let [out] = counters(&run.stats, ["pswpout"])?;
+        eprintln!("exec-fits: {:.1?}, {out} pages out", done.wall);
+        if out > 512 {
+            return Err(format!("{size} bytes fit, and {out} pages left").into());
         }
         Ok(())
     }

@@ -24,26 +24,30 @@ pub fn mark(start: usize, len: usize) {
     MARK[1].store(start + len.next_multiple_of(PAGE), Ordering::Relaxed);
 }
 
-/// Has the program become another?
-pub fn has_left() -> bool {
+/// Has the program become another? `None`: nobody can tell.
+fn left() -> Option<bool> {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     // Seccomp filters of containers refuse to say it in one call.
     let has_mark = || has_mark(keeper::listed());
-    let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code);
+    let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code)?;
     // Its first thread, which is asked, has no memory when it has ended while others go on. Looked at after the other.
-    here == Some(false) && first_thread_lives()
+    match here {
+        true => Some(false),
+        false => first_thread_lives().then_some(true),
+    }
 }
 
-/// Whether the program has become another costs more than to see how much it has: that is seen in it, and the other asked
-/// when what it has mapped is not what it was, and every so many ns.
+/// Whether the program has become another costs more to ask than how much it has, and what it has tells that too: another has
+/// something else mapped, or less in memory for a while. Asked at least once in so many ns all the same.
 const ASK_EVERY: u64 = 100_000_000;
 
 /// A look at the program's memory.
 pub struct Sight {
-    /// None where it cannot be seen: then the other is asked each time.
+    /// None where it cannot be seen.
     statm: Option<OwnedFd>,
-    /// What was mapped when it was asked, and when it is asked again (ns).
-    mapped: (usize, usize),
+    /// What was there at the last look, when it was the keeper's memory for sure.
+    last: Statm,
+    /// When it is asked again (ns).
     next: u64,
 }
 
@@ -51,19 +55,30 @@ impl Sight {
     /// Of the program as it is now.
     pub fn new() -> Self {
         let statm = open(file("statm").as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        Self { statm, mapped: (0, 0), next: 0 }
+        Self { statm, last: Statm::default(), next: 0 }
     }
 
     /// What is there. `None`: the program has become another.
     pub fn look(&mut self, kernel: &Linux) -> Option<Statm> {
-        let seen = self.statm.as_ref().map(Statm::read).unwrap_or_default();
-        let now = kernel.now();
         // Nothing: its first thread has ended.
-        if seen.size != 0 && (seen.size, seen.data) == self.mapped && now < self.next {
-            return Some(seen);
+        let seen = self.statm.as_ref().map(Statm::read).filter(|seen| seen.size != 0);
+        let now = kernel.now();
+        let is_as_before = |seen: &Statm| {
+            (seen.size, seen.data) == (self.last.size, self.last.data) && seen.resident >= self.last.resident
+        };
+        if !(now < self.next && seen.as_ref().is_some_and(is_as_before)) {
+            match left() {
+                Some(true) => return None,
+                Some(false) => self.next = now + ASK_EVERY,
+                // What is seen may be another's.
+                None => {
+                    self.next = 0;
+                    return Some(kernel.statm());
+                }
+            }
         }
-        (self.mapped, self.next) = ((seen.size, seen.data), now + ASK_EVERY);
-        (!has_left()).then(|| kernel.statm())
+        self.last = seen.unwrap_or_else(|| kernel.statm());
+        Some(self.last)
     }
 }
 
@@ -115,7 +130,7 @@ pub fn is_gone() -> bool {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
         });
-    ended || has_left()
+    ended || left() == Some(true)
 }
 
 /// `None`: another user's, which is not to be looked at.

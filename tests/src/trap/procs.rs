@@ -42,6 +42,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
     Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
         .may_log(),
+    Trap::new("exec-fits", "[COUNT]: touches --size and becomes itself again, COUNT times", exec_fits)
+        .helper(),
     Trap::new("no-children", "waits for children that it does not have", no_children),
     Trap::new("no-children-init", "the same as the first process of a PID namespace", no_children_init)
         .need_not_swap()
@@ -421,6 +423,17 @@ fn exec(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
     field.part(0, field.len / 2 / PAGE * PAGE).check(1)?;
     Err(become_trap(&arguments(ctx, "fill", ctx.size)?))
+}
+
+fn exec_fits(ctx: &Ctx) -> Outcome {
+    let left = ctx.args.first().and_then(|count| count.parse().ok()).unwrap_or(0u32);
+    let field = sys::map(ctx.size / PAGE * PAGE)?;
+    field.fill(1);
+    field.check(1)?;
+    let Some(left) = left.checked_sub(1) else { return Ok(()) };
+    let mut words = arguments(ctx, "exec-fits", ctx.size)?;
+    words.push(CString::new(left.to_string()).expect("no zero"));
+    Err(become_trap(&words))
 }
 
 fn exec_threads(ctx: &Ctx) -> Outcome {
