@@ -1,14 +1,8 @@
 //! Sizes as people write them.
 
-/// Bytes in `512`, `64K`, `256M` or `1G`.
+/// As `pageout` reads them.
 pub fn parse_size(text: &str) -> Option<usize> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'K' => (&text[..text.len() - 1], 10),
-        b'M' => (&text[..text.len() - 1], 20),
-        b'G' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
+    text.parse().ok().map(|pageout::Bytes(bytes)| bytes as usize)
 }
 
 /// The size in whole MiB.

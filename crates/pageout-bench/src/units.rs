@@ -13,7 +13,7 @@ pub const KB: f64 = 1024.0;
 /// Bytes in a GiB, for figures per GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
 
-/// A number of bytes. Reads `512M` and `4GiB` (powers of two), prints `1.5G`.
+/// A number of bytes, at least a page, read and shown as [`pageout::Bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -39,19 +39,7 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text}: not a size; write a number and K, M, G or T, as 512M or 4GiB");
-        let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| wrong())?;
-        let shift = match unit.trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
-            "" => 0,
-            "K" => 10,
-            "M" => 20,
-            "G" => 30,
-            "T" => 40,
-            _ => return Err(wrong()),
-        };
-        let bytes = (number * (1u64 << shift) as f64) as u64;
+        let pageout::Bytes(bytes) = text.parse().map_err(|why| format!("{text}: {why}"))?;
         if bytes < PAGE as u64 {
             return Err(format!("{text}: less than a page; give 4K or more"));
         }
@@ -61,15 +49,7 @@ impl FromStr for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut value, mut unit) = (self.0 as f64, "");
-        for next in ["K", "M", "G", "T"] {
-            if value < 1024.0 {
-                break;
-            }
-            (value, unit) = (value / 1024.0, next);
-        }
-        let one_decimal = format!("{value:.1}");
-        write!(f, "{}{unit}", one_decimal.trim_end_matches(".0"))
+        pageout::Bytes(self.0).fmt(f)
     }
 }
 

@@ -14,12 +14,11 @@ use anyhow::{anyhow, bail, Context, Result};
 
 use crate::memory;
 use crate::options::{SettingOptions, SWAPIN};
-use crate::size::{Bytes, MIB};
-use crate::spec::Spec;
 use crate::sys;
+use pageout::api::{Bytes, Spec};
 
 /// The least limit that a process can run in: its code, stacks and the engine's own memory.
-pub const LEAST_LIMIT: Bytes = Bytes(16 * MIB);
+pub const LEAST_LIMIT: Bytes = Bytes::mib(16);
 
 /// What a run is to be like.
 #[derive(Debug)]

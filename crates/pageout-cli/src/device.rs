@@ -18,9 +18,8 @@ use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL,
 
 use crate::memory;
 use crate::say;
-use crate::size::{Bytes, GIB};
-use crate::spec::{Place, Spec};
 use crate::sys::{self, FileSystem};
+use pageout::api::{Bytes, Place, Spec};
 
 /// Bytes of a page, and so of a slot.
 pub const PAGE: u64 = 4096;
@@ -526,7 +525,7 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
         return Ok(size);
     }
     // Some is left for others; of a small file system, half.
-    let reserve = (room.total_bytes / 20).max(GIB).min(free.0 / 2);
+    let reserve = (room.total_bytes / 20).max(1 << 30).min(free.0 / 2);
     let size = Bytes((free.0 - reserve) / LEAST.0 * LEAST.0);
     if size < LEAST {
         let how = if free < LEAST { "free some" } else { "free some, or give size=64M" };

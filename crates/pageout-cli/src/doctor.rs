@@ -19,9 +19,8 @@ use crate::report::Place;
 use crate::run::LEAST_OPEN_FILES;
 use crate::say;
 use crate::serve::{self, OPEN_FILES_EACH};
-use crate::size::Bytes;
-use crate::spec::Spec;
 use crate::sys;
+use pageout::api::{Bytes, Spec};
 
 /// The findings so far.
 #[derive(Debug, Default)]

@@ -24,8 +24,6 @@ mod say;
 mod seats;
 mod serve;
 mod show;
-mod size;
-mod spec;
 mod stat;
 mod strays;
 mod swap;

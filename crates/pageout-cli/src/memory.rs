@@ -4,8 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::size::KIB;
-
 /// Memory of the machine in bytes. Read once.
 pub fn total_bytes() -> u64 {
     static TOTAL: OnceLock<u64> = OnceLock::new();
@@ -18,7 +16,7 @@ fn read_total_bytes() -> u64 {
 
 fn meminfo_total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * KIB)
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// The lowest limit of the control groups that this process is in, in bytes; `None` where none is set. Read once.
@@ -116,6 +114,6 @@ mod tests {
 
     #[test]
     fn reads_meminfo() {
-        assert_eq!(meminfo_total("MemTotal:       2048 kB\nMemFree: 1 kB\n"), Some(2048 * KIB));
+        assert_eq!(meminfo_total("MemTotal:       2048 kB\nMemFree: 1 kB\n"), Some(2048 << 10));
     }
 }

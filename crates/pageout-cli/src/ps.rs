@@ -6,9 +6,9 @@ use crate::device::PAGE;
 use crate::options::PsOptions;
 use crate::runs;
 use crate::say;
-use crate::size::Bytes;
 use crate::table::{self, Column};
 use crate::view::View;
+use pageout::api::Bytes;
 
 const COLUMNS: [Column; 8] = [
     ("PID", true),

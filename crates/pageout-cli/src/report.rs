@@ -11,8 +11,8 @@ use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
 
 use crate::device::PAGE;
-use crate::size::Bytes;
 use crate::sys;
+use pageout::api::Bytes;
 
 /// Processes that are listed one by one; what others did is in the totals.
 const LISTED: usize = 1024;

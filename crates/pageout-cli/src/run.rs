@@ -25,11 +25,10 @@ use crate::program::{self, Refused, FAILED, NOT_EXECUTABLE, NOT_FOUND};
 use crate::report::Place;
 use crate::say;
 use crate::serve::Server;
-use crate::size::Bytes;
-use crate::spec::Spec;
 use crate::strays::Strays;
 use crate::sys::{self, Signals};
 use crate::tree;
+use pageout::api::{Bytes, Spec};
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];

@@ -8,9 +8,9 @@ use serde_json::{json, Value};
 use crate::options::ShowOptions;
 use crate::runs;
 use crate::say;
-use crate::size::{Bytes, KIB};
 use crate::table::{self, Column};
 use crate::view::{DeviceView, View};
+use pageout::api::Bytes;
 
 const COLUMNS: [Column; 6] =
     [("NAME", false), ("TYPE", false), ("SIZE", true), ("USED", true), ("PRIO", true), ("RUN", true)];
@@ -71,7 +71,7 @@ fn as_json(devices: &[(&View, &DeviceView)]) -> Value {
 fn summary<'a>(devices: impl Iterator<Item = &'a DeviceView>) -> String {
     let mut text = String::from("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
     for device in devices {
-        let (size, used) = (device.size_bytes / KIB, device.used_bytes / KIB);
+        let (size, used) = (device.size_bytes >> 10, device.used_bytes >> 10);
         let escape = |c: char| match c {
             '\\' | ' ' | '\0'..='\x1f' | '\x7f' => format!("\\{:03o}", u32::from(c)),
             _ => c.to_string(),

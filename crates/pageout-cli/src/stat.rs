@@ -9,8 +9,8 @@ use crate::device::PAGE;
 use crate::options::StatOptions;
 use crate::runs;
 use crate::say;
-use crate::size::Bytes;
 use crate::view::View;
+use pageout::api::Bytes;
 
 /// Lines after which the heading comes again: what a small terminal shows.
 const LINES: u64 = 22;

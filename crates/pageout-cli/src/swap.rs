@@ -9,9 +9,8 @@ use serde_json::json;
 use crate::options::{SwapoffOptions, SwaponOptions};
 use crate::runs::{self, Run, Switched};
 use crate::say;
-use crate::size::Bytes;
-use crate::spec::{Place, Spec};
 use crate::sys;
+use pageout::api::{Bytes, Place, Spec};
 
 /// How long a device may stay as full as it is before the user is told.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -17,10 +17,9 @@ use super::Server;
 use crate::device::{Device, PAGE};
 use crate::runs::{DONE, REFUSED, UNDER_WAY};
 use crate::say;
-use crate::size::Bytes;
-use crate::spec::{Place, Spec};
 use crate::sys;
 use crate::trunks::Trunk;
+use pageout::api::{Bytes, Place, Spec};
 
 /// The most that somebody says about what to switch.
 const MOST: u64 = 64 << 10;

@@ -4,7 +4,9 @@ use core::fmt;
 use core::str::FromStr;
 use std::string::String;
 
-/// A number of bytes. Reads `1.5G`, `512MiB`, `2KB` (1000), a plain number; shows as `1.5G`.
+/// A number of bytes. Reads a number, a fraction allowed, and a unit: `K`, `KiB` = 1024, `KB` = 1000, and so for M, G, T, P;
+/// without a unit bytes; case does not matter. Shows as `1.5G`, exact multiples of a unit without a fraction, and the
+/// largest, which is no limit, as `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -25,13 +27,17 @@ impl Bytes {
 }
 
 /// Units with their powers of 1024, the largest first.
-const UNITS: [(char, u32); 4] = [('T', 4), ('G', 3), ('M', 2), ('K', 1)];
+const UNITS: [(char, u32); 5] = [('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == u64::MAX {
+            return f.pad("max");
+        }
         for (letter, power) in UNITS {
             let unit = 1u64 << (10 * power);
             if self.0 >= unit {
+                // In 128 bits: ten times what is left of a unit of P fits, of the largest number it would not.
                 return match u128::from(self.0 % unit) * 10 / u128::from(unit) {
                     0 => write!(f, "{}{letter}", self.0 / unit),
                     tenths => write!(f, "{}.{tenths}{letter}", self.0 / unit),
@@ -90,19 +96,60 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn read_and_shown() {
-        for (text, bytes, shown) in [
-            ("512M", 512 << 20, "512M"),
-            ("1.5GiB", 3 << 29, "1.5G"),
-            ("2kb", 2000, "1.9K"),
-            ("7", 7, "7"),
-            ("7B", 7, "7"),
+    fn reads_what_users_write() {
+        for (text, bytes) in [
+            ("512M", 512 << 20),
+            ("4GiB", 4 << 30),
+            ("1.5G", 3 << 29),
+            ("1.5g", 3 << 29),
+            ("4 GiB", 4 << 30),
+            ("1000", 1000),
+            ("7B", 7),
+            ("2KB", 2000),
+            ("1mb", 1_000_000),
+            ("2T", 2 << 40),
+            ("0", 0),
         ] {
-            let read: Bytes = text.parse().unwrap();
-            assert_eq!((read.0, read.to_string().as_str()), (bytes, shown), "{text}");
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
         }
-        for text in ["", "M", "-1", "1Q", "1Gi", "1BB", "1..2", "99999999T"] {
+    }
+
+    #[test]
+    fn refuses_the_rest() {
+        for text in [
+            "",
+            "M",
+            "-1M",
+            "12Q",
+            "1..5G",
+            "1G5",
+            "1Gi",
+            "1KiBs",
+            "1BB",
+            ".5G",
+            "inf",
+            "1e3",
+            "99999999P",
+            "%",
+        ] {
             assert_eq!(text.parse::<Bytes>(), Err(NotASize), "{text}");
+        }
+    }
+
+    #[test]
+    fn shows_them_as_users_write_them() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (2000, "1.9K"),
+            (16 << 20, "16M"),
+            (3 << 29, "1.5G"),
+            ((3 << 29) + 1, "1.5G"),
+            ((1 << 30) - 1, "1023.9M"),
+            (2 << 40, "2T"),
+            (u64::MAX, "max"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The devices of a `Swap`: what a specification says, opened.
 //!
-//! The words are those of `pageout run --swap`, but for tags of disks. Everything is opened on the engine's thread, into the engine's own
-//! file table: what the program closes does not reach it.
+//! Everything is opened on the engine's thread, into the engine's own file table: what the program closes does not reach it.
 
 use super::memory::MemoryDevice;
+use super::spec::{NotASpec, Place, Spec};
 use super::{Bytes, Error};
 use crate::device::header::{Header, HeaderError};
-use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError, RESERVED, TAGS};
+use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
@@ -24,90 +24,37 @@ use std::{env, format, fs};
 const TRUNK_BYTES: u64 = TRUNK_SLOTS * SLOT_BYTES;
 /// What files that are ours leave free on their file system.
 const RESERVE_BYTES: u64 = 1 << 30;
-const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
 
-/// A specification, read.
+/// A device that is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Spec {
+pub(super) struct Asked {
+    /// As users know it.
     text: String,
-    place: Place,
-    size: Option<Bytes>,
-    priority: Option<i32>,
-    discard: bool,
-    rotational: bool,
+    spec: Spec,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
-    /// Memory of this process that does not count.
-    Memory,
-    /// A file without a name.
-    Unlinked,
-    Path(PathBuf),
-}
-
-impl Spec {
+impl Asked {
     /// A file without a name in `$TMPDIR`, else in the working directory.
-    pub(super) fn unlinked() -> Self {
-        Self {
-            text: "(unlinked file)".into(),
-            place: Place::Unlinked,
-            size: None,
-            priority: None,
-            discard: true,
-            rotational: false,
-        }
+    pub(super) fn unnamed() -> Self {
+        Self { text: "(unlinked file)".into(), spec: Spec::unnamed() }
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, Error> {
-        let wrong = |why: String| Error::Spec { spec: text.into(), why };
-        let mut parts = text.split(',');
-        let place = match parts.next() {
-            None | Some("") => return Err(wrong(TAKES.into())),
-            Some("mem") => Place::Memory,
-            Some(name) if RESERVED.contains(&name) => {
-                return Err(wrong(format!(
-                    "no memory is compressed yet; name a file of that name as ./{name}"
-                )));
-            }
-            Some(tag) if tag.split_once('=').is_some_and(|(tag, _)| TAGS.contains(&tag)) => {
-                let why =
-                    format!("name a disk by its path, under /dev/disk, or a file of that name as ./{tag}");
-                return Err(wrong(why));
-            }
-            Some(path) => Place::Path(path.into()),
-        };
-        let discard = place == Place::Memory;
-        let mut spec = Self { text: text.into(), place, discard, ..Self::unlinked() };
-        for part in parts {
-            match part.split_once('=') {
-                Some(("size", value)) => match value.parse() {
-                    Ok(size) => spec.size = Some(size),
-                    Err(_) => return Err(wrong(format!("size={value}: takes a size like 8G"))),
-                },
-                Some(("pri", value)) => match value.parse() {
-                    Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),
-                    _ => return Err(wrong(format!("pri={value}: takes a number from -1 to 32767"))),
-                },
-                None if part == "discard" => spec.discard = true,
-                None if part == "rotational" => spec.rotational = true,
-                _ => return Err(wrong(format!("{part}: {TAKES}"))),
-            }
-        }
-        Ok(spec)
+        let spec = Spec::parse(text).map_err(|NotASpec { spec, why }| Error::Spec { spec, why })?;
+        Ok(Self { text: text.into(), spec })
     }
 
     /// Opens what the specification names; `index` is its place in the row of devices.
     pub(super) fn open(&self, index: usize) -> Result<Opened, Error> {
-        let (device, header) = match &self.place {
+        let (device, header) = match &self.spec.place {
             Place::Memory => {
-                let size = self.size.unwrap_or_else(available_memory);
+                let size = self.spec.size.unwrap_or_else(available_memory);
                 let device =
                     MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
                 let size = device.len() as u64;
                 return self.opened(index, Box::new(device), size, 0);
             }
-            Place::Unlinked => (self.create_unlinked()?, None),
+            Place::Unnamed => (self.create_unlinked()?, None),
             Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
             Place::Path(path) => (self.create(path)?, None),
         };
@@ -116,7 +63,7 @@ impl Spec {
             Some(header) => header.bytes(),
             None => device.size().map_err(|errno| self.refused(errno.into()))?,
         };
-        let size = self.size.unwrap_or(Bytes(room));
+        let size = self.spec.size.unwrap_or(Bytes(room));
         if size.0 > room {
             let of = if header.is_some() { "its swap header is for" } else { "it has" };
             return Err(self.wrong(format!("size={size}, but {of} {}; give less, or none", Bytes(room))));
@@ -131,9 +78,9 @@ impl Spec {
         }
         let config = DeviceConfig {
             // Like the kernel: devices without a priority come after those with one, in their order.
-            priority: self.priority.unwrap_or(-2 - index as i32),
-            rotational: self.rotational,
-            discard: self.discard,
+            priority: self.spec.priority.unwrap_or(-2 - index as i32),
+            rotational: self.spec.rotational,
+            discard: self.spec.discard || self.spec.place == Place::Memory,
             first,
             ..DeviceConfig::new(0)
         };
@@ -204,7 +151,7 @@ impl Spec {
             let why = format!("is {}, so memory too; name a file on a disk, or mem", system.name);
             return Err(wrong(why));
         }
-        match self.size {
+        match self.spec.size {
             Some(Bytes(size)) if size > system.free => {
                 let (size, free) = (Bytes(size), Bytes(system.free));
                 Err(wrong(format!("size={size}, but only {free} are free; free some, or give less")))
@@ -285,22 +232,4 @@ fn available_memory() -> Bytes {
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
     Bytes(kib.unwrap_or(TRUNK_BYTES >> 10) << 10)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn specifications() {
-        let spec = Spec::parse("/swap/a,size=1.5G,pri=5,discard,rotational").unwrap();
-        assert_eq!(spec.place, Place::Path("/swap/a".into()));
-        assert_eq!((spec.size, spec.priority), (Some(Bytes(3 << 29)), Some(5)));
-        assert!(spec.discard && spec.rotational);
-        assert_eq!(Spec::parse("mem").unwrap().place, Place::Memory);
-        assert_eq!(Spec::parse("./lz4").unwrap().place, Place::Path("./lz4".into()));
-        for text in ["", "mem,size=x", "mem,pri=40000", "mem,fast", ",size=1G", "lz4,size=1G", "UUID=3-02"] {
-            assert!(matches!(Spec::parse(text), Err(Error::Spec { .. })), "{text}");
-        }
-    }
 }

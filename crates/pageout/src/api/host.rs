@@ -16,7 +16,7 @@
 //!
 //! They use the program's allocator, which is why memory of a region must never be behind it.
 
-use super::devices::{Opened, Spec, Trunks};
+use super::devices::{Asked, Opened, Trunks};
 use super::inline;
 use super::managed::{Managed, THREADS};
 use super::memory::Mapping;
@@ -55,7 +55,7 @@ const DISCARDS: usize = 16;
 /// What to build an engine of.
 pub(super) struct Plan {
     pub(super) memory: Bytes,
-    pub(super) devices: Vec<Spec>,
+    pub(super) devices: Vec<Asked>,
     pub(super) swapin: Swapin,
     pub(super) max_order: u8,
     pub(super) stats: Arc<Stats>,

@@ -39,10 +39,12 @@ mod inline;
 mod managed;
 mod memory;
 mod region;
+mod spec;
 mod swap;
 
 pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
 pub use error::Error;
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
+pub use spec::{NotASpec, Place, Spec};
 pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

@@ -1,6 +1,6 @@
 //! `Swap`: a limit, its devices and its engine; the builder that makes it.
 
-use super::devices::Spec;
+use super::devices::Asked;
 use super::host::{self, Handle, Plan, Request};
 use super::inline::{Descriptors, Presence};
 use super::managed::Managed;
@@ -176,9 +176,10 @@ impl Builder {
         if self.memory < LEAST_MEMORY {
             return Err(Error::Limit { asked: self.memory, least: LEAST_MEMORY });
         }
-        let mut devices = self.devices.iter().map(|text| Spec::parse(text)).collect::<Result<Vec<_>, _>>()?;
+        let mut devices =
+            self.devices.iter().map(|text| Asked::parse(text)).collect::<Result<Vec<_>, _>>()?;
         if devices.is_empty() {
-            devices.push(Spec::unlinked());
+            devices.push(Asked::unnamed());
         }
         // SAFETY: counters are plain atomic integers; zeros are valid.
         let stats: Arc<Stats> = Arc::new(unsafe { core::mem::zeroed() });

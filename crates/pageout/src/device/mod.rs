@@ -46,11 +46,6 @@ pub use rustix::io::Errno;
 /// Bytes in a page: the unit of devices and of the memory that they serve.
 pub const PAGE: usize = 4096;
 
-/// How a specification names a disk as swapon(8) takes it: `TAG=value`.
-pub const TAGS: [&str; 4] = ["UUID", "LABEL", "PARTUUID", "PARTLABEL"];
-/// Names that a specification does not take for those of files: what is to come must not change what it means.
-pub const RESERVED: [&str; 3] = ["lz4", "zram", "zstd"];
-
 /// Bytes that belong together, on the device and in memory.
 ///
 /// The memory is named by address, not by reference: the program and the kernel change it while the

@@ -1,13 +1,19 @@
-//! What `--swap` takes, as words. Opening what it names is `device`'s.
+//! What names a device, in words: `PATH[,size=8G][,pri=5][,discard][,rotational]` or `mem[,...]`, for `pageout run --swap` and for
+//! a `Swap`. Opening what it names is for who reads it.
 
+use super::Bytes;
+use core::fmt;
+use std::format;
 use std::path::{Path, PathBuf};
+use std::string::String;
 
-use anyhow::{bail, Result};
-use pageout::device::{RESERVED, TAGS};
+/// Disks may be named by these tags, as swapon(8) takes them.
+const TAGS: [&str; 4] = ["UUID", "LABEL", "PARTUUID", "PARTLABEL"];
+/// Words for memory that is compressed, which there is none of yet.
+const RESERVED: [&str; 3] = ["lz4", "zram", "zstd"];
+const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
 
-use crate::size::Bytes;
-
-/// `PATH[,size=8G][,pri=5][,discard][,rotational]` or `mem[,...]`.
+/// A specification, read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Where pages go.
@@ -33,47 +39,65 @@ pub enum Place {
     Unnamed,
 }
 
-const TAKES: &str = "PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
+/// A text that is no specification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotASpec {
+    /// As it was given.
+    pub spec: String,
+    /// What is wrong with it and what it takes, in one line.
+    pub why: String,
+}
+
+impl fmt::Display for NotASpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.spec, self.why)
+    }
+}
+
+impl core::error::Error for NotASpec {}
 
 impl Spec {
-    /// A file without a name, at a place of our choice.
+    /// A file without a name, at a place of the reader's choice.
     pub const fn unnamed() -> Self {
         Self { place: Place::Unnamed, size: None, priority: None, discard: true, rotational: false }
     }
 
     /// Reads a specification. No path can have a comma.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self, NotASpec> {
+        Self::read(text).map_err(|why| NotASpec { spec: text.into(), why })
+    }
+
+    fn read(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let place = match parts.next() {
-            None | Some("") => bail!("{text}: takes {TAKES}"),
+            None | Some("") => return Err(TAKES.into()),
             Some("mem") => Place::Memory,
             Some(name) if RESERVED.contains(&name) => {
-                bail!("{text}: no memory is compressed yet; name a file of that name as ./{name}")
+                return Err(format!("no memory is compressed yet; name a file of that name as ./{name}"));
             }
             Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
         };
-        let mut spec = Self { place, ..Self::unnamed() };
-        spec.discard = false;
+        let mut spec = Self { place, discard: false, ..Self::unnamed() };
         for part in parts {
             match part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value))) {
                 ("size", Some(value)) => match value.parse() {
                     Ok(size) => spec.size = Some(size),
-                    Err(_) => bail!("{text}: size={value}: takes a size like 8G, less than 16E"),
+                    Err(_) => return Err(format!("size={value}: takes a size like 8G, less than 16E")),
                 },
                 ("pri", Some(value)) => match value.parse() {
                     Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),
-                    _ => bail!("{text}: pri={value}: takes a number from -1 to 32767"),
+                    _ => return Err(format!("pri={value}: takes a number from -1 to 32767")),
                 },
                 ("discard", None) => spec.discard = true,
                 ("rotational", None) => spec.rotational = true,
-                _ => bail!("{text}: {part}: takes {TAKES}"),
+                _ => return Err(format!("{part}: {TAKES}")),
             }
         }
         Ok(spec)
     }
 }
 
-/// Where udev has a disk that is named by a tag, as swapon(8) takes it.
+/// Where udev has a disk that is named by a tag.
 fn tagged(name: &str) -> Option<PathBuf> {
     let (tag, value) = name.split_once('=')?;
     TAGS.contains(&tag)
@@ -83,6 +107,7 @@ fn tagged(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::string::ToString;
 
     #[test]
     fn reads_all_of_it() {
@@ -100,16 +125,15 @@ mod tests {
 
     #[test]
     fn complains_in_one_line() {
-        let says = |text| Spec::parse(text).unwrap_err().to_string();
+        let says = |text| Spec::parse(text).unwrap_err().why;
         let takes = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
-        assert_eq!(says(""), format!(": {takes}"));
-        assert_eq!(says("mem,fast"), format!("mem,fast: fast: {takes}"));
-        assert_eq!(says("mem,discard=1"), format!("mem,discard=1: discard=1: {takes}"));
-        assert_eq!(says("a,size=x"), "a,size=x: size=x: takes a size like 8G, less than 16E");
-        assert_eq!(
-            says("lz4,size=1G"),
-            "lz4,size=1G: no memory is compressed yet; name a file of that name as ./lz4"
-        );
-        assert_eq!(says("a,pri=99999"), "a,pri=99999: pri=99999: takes a number from -1 to 32767");
+        assert_eq!(Spec::parse("mem,fast").unwrap_err().to_string(), format!("mem,fast: fast: {takes}"));
+        assert_eq!(says(""), takes);
+        assert_eq!(says(",size=1G"), takes);
+        assert_eq!(says("mem,fast"), format!("fast: {takes}"));
+        assert_eq!(says("mem,discard=1"), format!("discard=1: {takes}"));
+        assert_eq!(says("a,size=x"), "size=x: takes a size like 8G, less than 16E");
+        assert_eq!(says("lz4,size=1G"), "no memory is compressed yet; name a file of that name as ./lz4");
+        assert_eq!(says("a,pri=99999"), "pri=99999: takes a number from -1 to 32767");
     }
 }
