@@ -38,6 +38,8 @@ pub const OPEN_FILES_EACH: usize = 3;
 const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
+/// So many messages of one keeper are heard before the others have their turn.
+const IN_TURN: usize = 64;
 /// Who finds no room for another connection tries again after so long.
 const CROWDED: Duration = Duration::from_millis(100);
 /// Between two calls for empty trunks.
@@ -390,7 +392,7 @@ impl Server {
     /// a device until its last descriptor is closed, and what it was lent is nobody else's before. Nor because it can hear
     /// nothing any more: what it said before its end is still to be read, and may be all that tells it from a stranded one.
     fn hear(&mut self, index: usize) -> bool {
-        loop {
+        for _ in 0..IN_TURN {
             let mut message = Message::new(Kind::Bye, 0, 0, 0);
             let socket = self.connections[index].socket.as_fd();
             let (len, fds) = match sys::receive(socket, message.as_bytes_mut()) {
@@ -417,6 +419,7 @@ impl Server {
                 return false;
             }
         }
+        true
     }
 
     fn answer(
