@@ -34,14 +34,20 @@ enum State {
     None,
     /// The engine does not work yet.
     Waiting(OwnedFd),
-    /// It could not be used.
+    /// It could not be used, or its descriptor did not come: the process may have hardly any. Run hears of its end all the same.
     Failed,
 }
 
 impl Devices {
     /// Those that there are at the start.
     pub fn new(settings: [DeviceSettings; DEVICES], fds: [Option<OwnedFd>; DEVICES]) -> Self {
-        Self { settings, state: fds.map(|fd| fd.map_or(State::None, State::Waiting)), clears: false }
+        let mut state = fds.map(|fd| fd.map_or(State::None, State::Waiting));
+        for (state, settings) in state.iter_mut().zip(&settings) {
+            if matches!(state, State::None) && settings.slots > 0 {
+                *state = State::Failed;
+            }
+        }
+        Self { settings, state, clears: false }
     }
 
     /// The engine begins to work.
@@ -88,9 +94,9 @@ impl Devices {
         }
         let is_it = self.settings[number].serial == message.b;
         match (Kind::from_raw(message.kind), fd, message.device()) {
-            (Some(Kind::On), Some(fd), Some(settings)) => {
+            (Some(Kind::On), fd, Some(settings)) => {
                 self.settings[number] = settings;
-                self.state[number] = State::Waiting(fd);
+                self.state[number] = fd.map_or(State::Failed, State::Waiting);
                 if let Some(keeper) = keeper {
                     self.open(number, &keeper.engine.place, link);
                     keeper.engine.kick();

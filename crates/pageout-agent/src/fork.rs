@@ -17,6 +17,7 @@ use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use pageout::sync::{Baton, Wait};
 use rustix::fs::stat;
+use rustix::io::Errno;
 use rustix::process::{geteuid, getuid};
 use rustix::thread::{futex, nanosleep, Timespec};
 
@@ -328,7 +329,17 @@ fn child_finds_run(maps: &mut Maps) -> bool {
     });
     let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
     // Some may not be asked for theirs.
-    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its))
+    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its)) && sees_socket()
+}
+
+/// Is run's socket where it was, also where the program has other mounts by now? Some may not be asked.
+fn sees_socket() -> bool {
+    // SAFETY: written before main.
+    let path = unsafe { PATH };
+    path.and_then(|path| Some(alloc::format!("root{}", core::str::from_utf8(path.as_bytes()).ok()?)))
+        .is_none_or(|path| {
+            !matches!(stat(program::file(&path).as_c_str()), Err(Errno::NOENT | Errno::NOTDIR))
+        })
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.

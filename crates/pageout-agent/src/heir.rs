@@ -112,6 +112,11 @@ impl File {
         self.fd.as_fd()
     }
 
+    /// It is read again only when it is given up: until then it takes no memory here.
+    pub fn rest(&self) {
+        memory::drop_pages(self.base, self.len);
+    }
+
     /// All who inherited have gone.
     pub fn is_released(&self) -> bool {
         self.first().released.load(Ordering::Relaxed) != 0

@@ -116,7 +116,8 @@ impl Path {
         Some(Self { bytes, len: path.len() })
     }
 
-    fn as_bytes(&self) -> &[u8] {
+    /// Without a zero at its end.
+    pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
@@ -163,6 +164,7 @@ impl Keeper {
     /// The clone is through; with a child the bequest is kept until all who inherit it have gone.
     pub fn lent(&self, token: u64, file: heir::File, is_child: bool) {
         if is_child {
+            file.rest();
             self.bequests.lock().push(file);
         } else {
             self.link.tell(&Message::new(Kind::Cancel, token, 0, 0), None);

@@ -251,6 +251,12 @@ pub fn unmap(start: usize, len: usize) {
     }
 }
 
+/// Takes the pages of a mapping of a file out of this memory; the file keeps them.
+pub fn drop_pages(start: usize, len: usize) {
+    // SAFETY: our own mapping, and what was written is in its file.
+    let _ = unsafe { mm::madvise(start as *mut _, len.next_multiple_of(PAGE), mm::Advice::LinuxDontNeed) };
+}
+
 /// Takes `start..end` down as the engine's.
 fn claim(start: usize, end: usize) -> Result<(), Errno> {
     let slot = (0..MOST)

@@ -15,6 +15,8 @@ use crate::trunks::Trunk;
 
 /// How long a fork's child may take to ask for what it inherits.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Who finds one due for so long did not run meanwhile (Ctrl-Z), nor did the child: its time begins anew.
+const LATE: Duration = Duration::from_secs(1);
 
 /// What a process had out when it forked; gone with the last who inherited, by whatever generations.
 #[derive(Debug)]
@@ -114,6 +116,9 @@ impl Bequests {
     /// others are once nobody reads from them.
     pub fn release(&mut self, trunks: impl IntoIterator<Item = Trunk>) -> Vec<Trunk> {
         let now = Instant::now();
+        for (_, until, _) in self.waiting.iter_mut().filter(|(_, until, _)| *until + LATE < now) {
+            *until = now + PATIENCE;
+        }
         self.waiting.retain(|(_, until, _)| *until > now);
         self.alive.retain(|(bequest, first_page)| {
             let has_heirs = bequest.strong_count() > 0;
@@ -240,5 +245,18 @@ mod tests {
     fn a_file_that_could_be_cut_is_refused() {
         let file = sys::memfd(c"test", AREAS_AT as u64, false).unwrap();
         assert!(Bequests::default().keep(1, file.into(), &[], &[]).is_err());
+    }
+
+    #[test]
+    fn the_time_that_nobody_ran_does_not_count() {
+        let mut bequests = Bequests::default();
+        bequests.keep(1, file().0, &[(0, 3)], &[]).unwrap();
+        let age = |bequests: &mut Bequests, by| bequests.waiting[0].1 -= PATIENCE + by;
+        age(&mut bequests, LATE * 2);
+        bequests.release([]);
+        assert!(bequests.is_awaited(), "found late");
+        age(&mut bequests, LATE / 4);
+        bequests.release([]);
+        assert!(!bequests.is_awaited(), "found in time");
     }
 }

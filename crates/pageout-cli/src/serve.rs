@@ -33,8 +33,9 @@ use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
 
-/// Descriptors that a process takes here (socket, pidfd, userfaultfd), and that the server itself does.
-pub const OPEN_FILES_EACH: usize = 3;
+/// Descriptors that a process takes here (socket, pidfd, userfaultfd, and what it leaves to a fork's child), and that the
+/// server itself does.
+pub const OPEN_FILES_EACH: usize = 4;
 const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
@@ -347,9 +348,7 @@ impl Server {
     /// call to connect, or for the welcome, and knows of nothing else.
     fn accept(&mut self) {
         loop {
-            let served = self.connections.len() + self.leaving.len();
-            let taken = OWN_OPEN_FILES + self.bequests.files() + served * OPEN_FILES_EACH;
-            if taken + OPEN_FILES_EACH > self.open_files {
+            if self.files_spoken_for(self.bequests.files()) + OPEN_FILES_EACH > self.open_files {
                 return self.take_no_more();
             }
             let socket = match sys::accept_on(self.listener.socket.as_fd()) {
@@ -376,6 +375,12 @@ impl Server {
                 say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
             }
         }
+    }
+
+    /// Descriptors that are open or to be had at any time, with so many bequests.
+    fn files_spoken_for(&self, bequests: usize) -> usize {
+        let served = self.connections.len() + self.leaving.len();
+        OWN_OPEN_FILES + served * (OPEN_FILES_EACH - 1) + bequests.max(served)
     }
 
     fn take_no_more(&mut self) {
@@ -436,6 +441,7 @@ impl Server {
                 _ => {}
             }
         }
+        let has_room = self.files_spoken_for(self.bequests.files() + 1) <= self.open_files;
         let connection = &mut self.connections[index];
         match (kind, &mut connection.client) {
             (Some(Kind::Hello), None) => {
@@ -476,7 +482,15 @@ impl Server {
                 self.mounts.take_back([lent]);
             }
             (Some(Kind::Bequest), Some(client)) => {
-                let file = fds.into_iter().next().ok_or_else(|| anyhow!("sent no bequest"))?;
+                // What others are to bring has room only if this leaves it.
+                let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
+                    say::warning(format_args!(
+                        "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise the \
+                         limit (ulimit -n)",
+                        client.pid, client.name
+                    ));
+                    return Ok(());
+                };
                 self.bequests.keep(message.a, file, &client.lent, &client.inherited)?;
             }
             (Some(Kind::Cancel), Some(_)) => {
