@@ -27,6 +27,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("drop-fork", "becomes another user with memory out, and forks", drop_fork).may_log(),
     Trap::new("chroot-fork", "goes into an empty directory with memory out, and forks", chroot_fork)
         .may_log(),
+    Trap::new(
+        "mounts-fork",
+        "has something else mounted over run's socket, with memory out, and forks",
+        mounts_fork,
+    )
+    .may_log(),
     Trap::new("descriptors-fork", "may have hardly any descriptors, and forks", descriptors_fork).may_log(),
     Trap::new("seccomp-trap", "a filter raises SIGSYS where it forks", seccomp_trap).may_log(),
     Trap::new("userns-early", "enters a user namespace before it needs memory", userns_early).may_refuse(),
@@ -359,6 +365,32 @@ fn drop_fork(ctx: &Ctx) -> Outcome {
 
 fn chroot_fork(ctx: &Ctx) -> Outcome {
     fork_after(ctx, into_empty_directory)
+}
+
+fn mounts_fork(ctx: &Ctx) -> Outcome {
+    fork_after(ctx, || {
+        // SAFETY: C strings.
+        let done = unsafe {
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(
+                    std::ptr::null(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+        };
+        if !done {
+            return Err(Stop::Skip(format!("mounts of its own: {}", std::io::Error::last_os_error())));
+        }
+        let Some(socket) = std::env::var_os(pageout::wire::ENV_RUN) else { return Ok(()) };
+        let directory = std::path::Path::new(&socket).parent().map(|path| path.as_os_str().as_bytes());
+        let directory = CString::new(directory.unwrap_or(b"/")).map_err(|_| Stop::Wrong("a NUL".into()))?;
+        let tmpfs = c"tmpfs".as_ptr();
+        // SAFETY: C strings.
+        sys::ret("mount", unsafe { libc::mount(tmpfs, directory.as_ptr(), tmpfs, 0, std::ptr::null()) })
+            .map(drop)
+    })
 }
 
 fn userns_early(ctx: &Ctx) -> Outcome {
