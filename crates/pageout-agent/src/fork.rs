@@ -332,14 +332,14 @@ fn child_finds_run(maps: &mut Maps) -> bool {
     same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its)) && sees_socket()
 }
 
-/// Is run's socket where it was, also where the program has other mounts by now? Some may not be asked.
+/// Is run's socket where it was, also where the program has other mounts by now? Some may not be asked, nor one whose first
+/// thread has ended.
 fn sees_socket() -> bool {
     // SAFETY: written before main.
     let path = unsafe { PATH };
+    let seen = |name: &str| stat(program::file(name).as_c_str());
     path.and_then(|path| Some(alloc::format!("root{}", core::str::from_utf8(path.as_bytes()).ok()?)))
-        .is_none_or(|path| {
-            !matches!(stat(program::file(&path).as_c_str()), Err(Errno::NOENT | Errno::NOTDIR))
-        })
+        .is_none_or(|path| seen("root").is_err() || !matches!(seen(&path), Err(Errno::NOENT | Errno::NOTDIR)))
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
