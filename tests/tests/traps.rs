@@ -55,6 +55,7 @@ fn main() -> ExitCode {
     for name in ["random", "mremap-race", "dontneed-race", "tree", "huge-entries"] {
         trials.push(beside_others(format!("switch-{name}"), move || settings.switched(name)));
     }
+    trials.push(beside_others("switch-few-descriptors".into(), || settings.switched_in_vain()));
     for (how, most) in [
         ("one", 2),
         ("again", 1),
@@ -332,6 +333,35 @@ impl Settings {
         if out == 0 || switches == 0 {
             return Err(format!("{switches} devices went, {out} pages out: this tested nothing").into());
         }
+        Ok(())
+    }
+
+    /// Devices go from a process that had no descriptors left to take them.
+    fn switched_in_vain(&self) -> Result<(), Failed> {
+        let script = "ulimit -n 14; exec \"$0\" member --size 64M --seconds 4";
+        let pageout = self.pageout.clone()?;
+        let mut command = Command::new(&pageout);
+        command.args(["run", "-m", "32M", "-s", "mem,size=256M", "--", "sh", "-c", script, TRAP]);
+        let watched = Watched::start(command, Vec::new())?;
+        let run = watched.pid().to_string();
+        // It works by then, and has its devices open.
+        std::thread::sleep(Duration::from_secs(1));
+        let call = |verb: &str, device: &str| {
+            let mut command = Command::new("timeout");
+            command.arg("5").arg(&pageout).args([verb, device, "--run", &run]);
+            let said = command.output().map_err(|e| e.to_string())?;
+            match said.status.success() {
+                true => Ok(()),
+                false => Err(format!(
+                    "{verb} {device}: {}, {}",
+                    said.status,
+                    String::from_utf8_lossy(&said.stderr)
+                )),
+            }
+        };
+        (0..6).try_for_each(|_| call("swapon", "mem,size=64M"))?;
+        (2..8).rev().try_for_each(|number| call("swapoff", &format!("mem{number}")))?;
+        check_ok(&watched.finish(self.timeout)?)?;
         Ok(())
     }
 

@@ -32,21 +32,24 @@ pub struct Devices {
 enum State {
     /// None, or one that is the engine's affair.
     None,
-    /// The engine does not work yet.
-    Waiting(OwnedFd),
-    /// It could not be used, or its descriptor did not come: the process may have hardly any. Run hears of its end all the same.
+    /// The engine does not work yet. Without a descriptor where that did not come: the process may have hardly any.
+    Waiting(Option<OwnedFd>),
+    /// It could not be used. Run hears of its end all the same.
     Failed,
 }
 
 impl Devices {
     /// Those that there are at the start.
     pub fn new(settings: [DeviceSettings; DEVICES], fds: [Option<OwnedFd>; DEVICES]) -> Self {
-        let mut state = fds.map(|fd| fd.map_or(State::None, State::Waiting));
-        for (state, settings) in state.iter_mut().zip(&settings) {
-            if matches!(state, State::None) && settings.slots > 0 {
-                *state = State::Failed;
+        let mut fds = fds.into_iter();
+        let state = settings.map(|device| {
+            let fd = fds.next().flatten();
+            if device.slots > 0 {
+                State::Waiting(fd)
+            } else {
+                State::None
             }
-        }
+        });
         Self { settings, state, clears: false }
     }
 
@@ -66,12 +69,13 @@ impl Devices {
             first: u64::from(settings.flags & wire::HEADER != 0),
             trunk_clusters: settings.trunk_clusters.into(),
         };
-        let failed = match FileDevice::from_fd(fd, FileOptions::default()) {
-            Ok(device) => place
+        let failed = match fd.map(|fd| FileDevice::from_fd(fd, FileOptions::default())) {
+            None => Some("too many open files; raise the limit (ulimit -n)".into()),
+            Some(Ok(device)) => place
                 .swapon(number, settings.serial as usize, config, Box::new(device))
                 .err()
                 .map(|error| alloc::format!("{error}")),
-            Err(error) => Some(alloc::format!("{error}")),
+            Some(Err(error)) => Some(alloc::format!("{error}")),
         };
         if let Some(why) = failed {
             self.state[number] = State::Failed;
@@ -96,7 +100,7 @@ impl Devices {
         match (Kind::from_raw(message.kind), fd, message.device()) {
             (Some(Kind::On), fd, Some(settings)) => {
                 self.settings[number] = settings;
-                self.state[number] = fd.map_or(State::Failed, State::Waiting);
+                self.state[number] = State::Waiting(fd);
                 if let Some(keeper) = keeper {
                     self.open(number, &keeper.engine.place, link);
                     keeper.engine.kick();

@@ -328,18 +328,18 @@ fn child_finds_run(maps: &mut Maps) -> bool {
         }
     });
     let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
-    // Some may not be asked for theirs.
-    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its)) && sees_socket()
+    // Some may not be asked for theirs, and one whose first thread has ended has none.
+    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its) && sees_socket())
 }
 
-/// Is run's socket where it was, also where the program has other mounts by now? Some may not be asked, nor one whose first
-/// thread has ended.
+/// Is run's socket where it was, also where the program, whose root can be seen, has other mounts by now?
 fn sees_socket() -> bool {
     // SAFETY: written before main.
     let path = unsafe { PATH };
-    let seen = |name: &str| stat(program::file(name).as_c_str());
-    path.and_then(|path| Some(alloc::format!("root{}", core::str::from_utf8(path.as_bytes()).ok()?)))
-        .is_none_or(|path| seen("root").is_err() || !matches!(seen(&path), Err(Errno::NOENT | Errno::NOTDIR)))
+    let path =
+        path.and_then(|path| Some(alloc::format!("root{}", core::str::from_utf8(path.as_bytes()).ok()?)));
+    let seen = path.map(|path| stat(program::file(&path).as_c_str()));
+    !matches!(seen, Some(Err(Errno::NOENT | Errno::NOTDIR)))
 }
 
 /// Writes down what is out and keeps things so until the clone is through. False: that cannot be.

@@ -11,11 +11,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
+use pageout::api::{Bytes, Spec};
 
 use crate::memory;
 use crate::options::{SettingOptions, SWAPIN};
 use crate::sys;
-use pageout::api::{Bytes, Spec};
 
 /// The least limit that a process can run in: its code, stacks and the engine's own memory.
 pub const LEAST_LIMIT: Bytes = Bytes::mib(16);

@@ -13,13 +13,13 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::{Bytes, Place, Spec};
 use pageout::device::header::{Header, HeaderError};
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;
 use crate::say;
 use crate::sys::{self, FileSystem};
-use pageout::api::{Bytes, Place, Spec};
 
 /// Bytes of a page, and so of a slot.
 pub const PAGE: u64 = 4096;

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use pageout::api::{Bytes, Spec};
 use pageout_uffd::{Features, Uffd};
 
 use crate::agent;
@@ -20,7 +21,6 @@ use crate::run::LEAST_OPEN_FILES;
 use crate::say;
 use crate::serve::{self, OPEN_FILES_EACH};
 use crate::sys;
-use pageout::api::{Bytes, Spec};
 
 /// The findings so far.
 #[derive(Debug, Default)]

@@ -6,9 +6,9 @@ use anyhow::Result;
 use clap::{Command, CommandFactory};
 use clap_mangen::roff::{bold, roman, Inline, Roff};
 use clap_mangen::Man;
+use pageout::stats::MEANINGS;
 
 use crate::options::Options;
-use pageout::stats::MEANINGS;
 
 /// Sections in plain words: a heading, then paragraphs.
 const SECTIONS: [(&str, &[&str]); 12] = [
@@ -212,22 +212,12 @@ pub fn write(to: &mut dyn Write) -> Result<()> {
 
 /// What each counter counts, by the words of the table that they come from.
 fn counters(page: &mut Roff) {
-    const ARRAYS: [(&str, &str); 5] = [
-        ("swpin", "Runs of pages of each order (4 KiB, 8 KiB, ... 2 MiB) brought in at once from a device."),
-        ("swpout", "Runs of slots of each order taken for what is to be written."),
-        ("swpout_fallback", "Runs for which no slots of this order were to be had: smaller ones were taken."),
-        (
-            "fault_ns",
-            "From reading a fault to having answered it: entry n counts times from 2^n to 2^(n+1) ns.",
-        ),
-        ("device_ns", "Reads from a device on behalf of a fault, in the same way."),
-    ];
     page.control("PP", []);
     page.text([roman(
         "The names are those of /proc/vmstat where the thing is the same. Names that end in _bytes are bytes, others pages of \
          4 KiB or events, since the start of the process.",
     )]);
-    for (name, meaning) in MEANINGS.iter().chain(&ARRAYS) {
+    for (name, meaning) in MEANINGS {
         page.control("TP", []);
         page.text([bold(*name)]);
         page.text([roman(meaning.trim().replace('`', ""))]);

@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::Bytes;
 use pageout::wire::{DeviceSettings, Settings, DEVICES};
 
 use crate::device::Device;
 use crate::trunks::{Trunk, Trunks};
-use pageout::api::Bytes;
 
 /// Lent at once, as long as a process gets no more than this part of what is left.
 const AT_ONCE: Bytes = Bytes(64 << 20);

@@ -1,6 +1,7 @@
 //! `pageout ps`: one row a process.
 
 use anyhow::Result;
+use pageout::api::Bytes;
 
 use crate::device::PAGE;
 use crate::options::PsOptions;
@@ -8,7 +9,6 @@ use crate::runs;
 use crate::say;
 use crate::table::{self, Column};
 use crate::view::View;
-use pageout::api::Bytes;
 
 const COLUMNS: [Column; 8] = [
     ("PID", true),

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::Bytes;
 use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
 
 use crate::device::PAGE;
 use crate::sys;
-use pageout::api::Bytes;
 
 /// Processes that are listed one by one; what others did is in the totals.
 const LISTED: usize = 1024;
@@ -36,13 +36,7 @@ impl Counters {
         let named = |(name, value)| (name, if name == "pid" { pid as u64 } else { value });
         Self {
             plain: stats.counters().map(named).collect(),
-            lists: vec![
-                ("swpin", load(&stats.swpin)),
-                ("swpout", load(&stats.swpout)),
-                ("swpout_fallback", load(&stats.swpout_fallback)),
-                ("fault_ns", load(&stats.fault_ns)),
-                ("device_ns", load(&stats.device_ns)),
-            ],
+            lists: stats.lists().map(|(name, list)| (name, load(list))).collect(),
         }
     }
 

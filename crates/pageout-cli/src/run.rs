@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
+use pageout::api::{Bytes, Spec};
 use pageout::wire::{DeviceSettings, Settings, DEVICES, ENV_RUN};
 
 use crate::agent;
@@ -28,7 +29,6 @@ use crate::serve::Server;
 use crate::strays::Strays;
 use crate::sys::{self, Signals};
 use crate::tree;
-use pageout::api::{Bytes, Spec};
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];

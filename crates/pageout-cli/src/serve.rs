@@ -402,11 +402,12 @@ impl Server {
             let socket = self.connections[index].socket.as_fd();
             let (len, fds) = match sys::receive(socket, message.as_bytes_mut()) {
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // It ended and left something of ours unread. Said once, before what it has said itself (unix(7)).
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
-                Err(_) => return false,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return true,
+                    // Reset: it ended and left something of ours unread. Said once, before what it has said itself (unix(7)).
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionReset => continue,
+                    _ => return false,
+                },
             };
             if len == 0 {
                 return false;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use pageout::api::Bytes;
 use serde_json::{json, Value};
 
 use crate::options::ShowOptions;
@@ -10,7 +11,6 @@ use crate::runs;
 use crate::say;
 use crate::table::{self, Column};
 use crate::view::{DeviceView, View};
-use pageout::api::Bytes;
 
 const COLUMNS: [Column; 6] =
     [("NAME", false), ("TYPE", false), ("SIZE", true), ("USED", true), ("PRIO", true), ("RUN", true)];

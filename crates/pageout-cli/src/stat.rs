@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
+use pageout::api::Bytes;
 use serde_json::{json, Map, Value};
 
 use crate::device::PAGE;
@@ -10,7 +11,6 @@ use crate::options::StatOptions;
 use crate::runs;
 use crate::say;
 use crate::view::View;
-use pageout::api::Bytes;
 
 /// Lines after which the heading comes again: what a small terminal shows.
 const LINES: u64 = 22;

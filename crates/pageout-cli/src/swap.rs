@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::{Bytes, Place, Spec};
 use serde_json::json;
 
 use crate::options::{SwapoffOptions, SwaponOptions};
 use crate::runs::{self, Run, Switched};
 use crate::say;
 use crate::sys;
-use pageout::api::{Bytes, Place, Spec};
 
 /// How long a device may stay as full as it is before the user is told.
 const PATIENCE: Duration = Duration::from_secs(5);

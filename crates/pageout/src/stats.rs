@@ -13,34 +13,33 @@ pub const MAX_ORDER: usize = 9;
 pub const BUCKETS: usize = 48;
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),*; $($(#[doc = $of_list:literal])* $list:ident: $len:expr),*;) => {
         /// The counters. All values are since the start of the process; `*_bytes` are bytes,
         /// everything else is a number of pages of 4 KiB or of events.
         #[repr(C)]
         #[derive(Debug)]
         pub struct Stats {
             $($(#[doc = $doc])* pub $name: AtomicU64,)*
-            /// Runs of pages of each order brought in at once from a device.
-            pub swpin: [AtomicU64; MAX_ORDER + 1],
-            /// Runs of slots of each order taken for what is to be written.
-            pub swpout: [AtomicU64; MAX_ORDER + 1],
-            /// Runs for which no slots of this order were to be had: smaller ones were taken.
-            pub swpout_fallback: [AtomicU64; MAX_ORDER + 1],
-            /// From reading a fault event to having answered it.
-            pub fault_ns: [AtomicU64; BUCKETS],
-            /// A read from the device on behalf of a fault.
-            pub device_ns: [AtomicU64; BUCKETS],
+            $($(#[doc = $of_list])* pub $list: [AtomicU64; $len],)*
             /// Of `swapped_pages`, those on each device of the run.
             pub device_pages: [AtomicU64; DEVICES],
         }
 
-        /// Each plain counter's name, and what it counts, for who shows them.
-        pub const MEANINGS: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
+        /// Each counter's and each list's name, and what it counts, for who shows them.
+        pub const MEANINGS: &[(&str, &str)] = &[
+            $((stringify!($name), concat!($($doc),*)),)*
+            $((stringify!($list), concat!($($of_list),*)),)*
+        ];
 
         impl Stats {
             /// Each plain counter with its name.
             pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
                 [$((stringify!($name), &self.$name)),*].into_iter().map(|(n, c)| (n, c.load(Relaxed)))
+            }
+
+            /// Each list of counters with its name.
+            pub fn lists(&self) -> impl Iterator<Item = (&'static str, &[AtomicU64])> {
+                [$((stringify!($list), &self.$list[..])),*].into_iter()
             }
         }
     };
@@ -125,7 +124,17 @@ counters! {
     /// Acquisitions of the lock of a device's lists of clusters.
     lock_lists,
     /// Of these, those that waited.
-    lock_lists_waits,
+    lock_lists_waits;
+    /// Runs of pages of each order (4 KiB, 8 KiB, ... 2 MiB) brought in at once from a device.
+    swpin: MAX_ORDER + 1,
+    /// Runs of slots of each order taken for what is to be written.
+    swpout: MAX_ORDER + 1,
+    /// Runs for which no slots of this order were to be had: smaller ones were taken.
+    swpout_fallback: MAX_ORDER + 1,
+    /// From reading a fault to having answered it: entry n counts times from 2^n to 2^(n+1) ns.
+    fault_ns: BUCKETS,
+    /// Reads from a device on behalf of a fault, in the same way.
+    device_ns: BUCKETS;
 }
 
 /// The bytes that a process's counters take in shared memory.

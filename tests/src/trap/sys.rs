@@ -293,7 +293,7 @@ pub fn handle(
 
 /// Whether it is under `pageout run`: to look for what only that must bring about.
 pub fn under_pageout() -> bool {
-    std::env::var_os("PAGEOUT_RUN").is_some()
+    std::env::var_os(pageout::wire::ENV_RUN).is_some()
 }
 
 pub fn is_root() -> bool {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{anyhow, bail, Context, Result};
+use pageout::api::{Bytes, Place, Spec};
 use pageout::wire::{Kind, Message};
 use serde_json::Value;
 
@@ -19,7 +20,6 @@ use crate::runs::{DONE, REFUSED, UNDER_WAY};
 use crate::say;
 use crate::sys;
 use crate::trunks::Trunk;
-use pageout::api::{Bytes, Place, Spec};
 
 /// The most that somebody says about what to switch.
 const MOST: u64 = 64 << 10;
