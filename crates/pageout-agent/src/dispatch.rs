@@ -200,7 +200,7 @@ unsafe fn fork_by(number: u32, arguments: [usize; 6]) -> Result<usize, Errno> {
     if result == Ok(0) {
         fork::child_in_dispatch();
     } else {
-        fork::cloned(result.is_ok());
+        fork::cloned(result.ok().map(|pid| pid as u32));
     }
     result
 }

@@ -52,6 +52,8 @@ const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
 static GATE: AtomicU32 = AtomicU32::new(FREE);
+/// With [`CLONED`], if he knows it: the child's number, else 0.
+static BORN: AtomicU32 = AtomicU32::new(0);
 /// Threads that ask take turns.
 static TURN: Baton = Baton::new();
 /// Forks under way that found no engine to ask.
@@ -250,9 +252,20 @@ fn touch_stack() {
     core::hint::black_box(&stack);
 }
 
-/// In the parent after the clone: there is a child, or there is none.
-pub fn cloned(is_child: bool) {
-    ask(if is_child { CLONED } else { CHILDLESS });
+/// In the parent after the clone: its child's number, if there is a child.
+pub fn cloned(child: Option<u32>) {
+    BORN.store(child.unwrap_or(0), Ordering::Relaxed);
+    ask(if child.is_some() { CLONED } else { CHILDLESS });
+}
+
+/// What came of a clone.
+pub enum Child {
+    /// There is none.
+    None,
+    /// There is one, or may be.
+    Unknown,
+    /// Its number, in the parent's namespace.
+    Number(u32),
 }
 
 /// Returns when every eviction that was decided before the call is done: none that comes later takes a unit that
@@ -363,11 +376,17 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
     heir::TOKEN.store(token, Ordering::SeqCst);
     keeper.code.lock().lend();
     answer(BEQUEATHED);
-    let is_child = await_clone(|| file.is_born()) == CLONED;
+    let child = match await_clone(|| file.is_born()) {
+        CLONED => match BORN.swap(0, Ordering::Relaxed) {
+            0 => Child::Unknown,
+            pid => Child::Number(pid),
+        },
+        _ => Child::None,
+    };
     keeper.code.lock().keep();
     file.tell(&keeper.engine.cloned(&mut still));
     drop(still);
-    keeper.lent(token, file, is_child);
+    keeper.lent(token, file, child);
     if GATE.load(Ordering::Acquire) == BEQUEATHED {
         // The thread waits for its child to become another program (CLONE_VFORK), or was stopped. Others go on.
         keeper.engine.stand_still(false);

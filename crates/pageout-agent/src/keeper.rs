@@ -162,14 +162,16 @@ impl Keeper {
     }
 
     /// The clone is through; with a child the bequest is kept until all who inherit it have gone.
-    pub fn lent(&self, token: u64, file: heir::File, is_child: bool) {
-        if is_child {
-            file.rest();
-            self.bequests.lock().push(file);
-        } else {
+    pub fn lent(&self, token: u64, file: heir::File, child: fork::Child) {
+        if let fork::Child::None = child {
             self.link.tell(&Message::new(Kind::Cancel, token, 0, 0), None);
-            file.give_up(&self.engine);
+            return file.give_up(&self.engine);
         }
+        if let fork::Child::Number(pid) = child {
+            self.link.tell(&Message::new(Kind::Born, token, u64::from(pid), 0), None);
+        }
+        file.rest();
+        self.bequests.lock().push(file);
     }
 
     /// Gives up what nobody reads any more.

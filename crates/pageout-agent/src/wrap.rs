@@ -796,7 +796,7 @@ fn begin_child(turn: &fork::Turn) {
 /// In its parent, or where there is no child.
 fn end_clone(turn: fork::Turn, id: c_long) {
     if turn.is_out() {
-        fork::cloned(id > 0);
+        fork::cloned((id > 0).then_some(id as u32));
     }
     turn.end();
 }

@@ -11,10 +11,13 @@ use anyhow::{Context, Result};
 use pageout::swap::heir::AREAS_AT;
 
 use crate::sys::{self, Mapping};
+use crate::tree::Process;
 use crate::trunks::Trunk;
 
 /// How long a fork's child may take to ask for what it inherits.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often those are looked at that are to inherit: who was killed before does not come.
+const LOOK_EACH: Duration = Duration::from_secs(1);
 /// Who finds one due for so long did not run meanwhile (Ctrl-Z), nor did the child: its time begins anew.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -37,11 +40,42 @@ impl Bequest {
     }
 }
 
+/// One whose heir has not come yet.
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    bequest: Rc<Bequest>,
+    /// How long it may take.
+    until: Instant,
+    /// Who it is, if that is known, and when to look at it next.
+    heir: Option<(Process, Instant)>,
+}
+
+impl Waiting {
+    /// When to do something about it.
+    fn due(&self) -> Instant {
+        self.heir.as_ref().map_or(self.until, |(_, look_at)| self.until.min(*look_at))
+    }
+
+    /// May it still come?
+    fn is_awaited(&mut self, now: Instant) -> bool {
+        if let Some((heir, look_at)) = self.heir.as_mut().filter(|(_, look_at)| *look_at <= now) {
+            *look_at = now + LOOK_EACH;
+            if heir.has_ended() {
+                return false;
+            }
+        }
+        if self.until + LATE < now {
+            self.until = now + PATIENCE;
+        }
+        self.until > now
+    }
+}
+
 /// All bequests of a run.
 #[derive(Debug, Default)]
 pub struct Bequests {
-    /// Those whose heir has not come yet: its number, and how long it may take.
-    waiting: Vec<(u64, Instant, Rc<Bequest>)>,
+    waiting: Vec<Waiting>,
     /// All whose heirs have not all gone, and the pages where their parents are told when they have. That is said by
     /// [`Bequests::release`] and not when one is dropped: we may end before those who read from it.
     alive: Vec<(Weak<Bequest>, Mapping)>,
@@ -71,19 +105,26 @@ impl Bequests {
             _before: inherited.to_vec(),
         });
         self.alive.push((Rc::downgrade(&bequest), first_page));
-        self.waiting.push((number, Instant::now() + PATIENCE, bequest));
+        self.waiting.push(Waiting { number, bequest, until: Instant::now() + PATIENCE, heir: None });
         Ok(())
     }
 
-    /// There is no child after all.
+    /// The child is there; it may have come before.
+    pub fn is_born(&mut self, number: u64, heir: Process) {
+        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.number == number) {
+            waiting.heir = Some((heir, Instant::now() + LOOK_EACH));
+        }
+    }
+
+    /// There is no child after all, or no more.
     pub fn cancel(&mut self, number: u64) {
-        self.waiting.retain(|(waiting, ..)| *waiting != number);
+        self.waiting.retain(|waiting| waiting.number != number);
     }
 
     /// The child has come.
     pub fn inherit(&mut self, number: u64) -> Option<Rc<Bequest>> {
-        let heir = self.waiting.iter().position(|(waiting, ..)| *waiting == number)?;
-        Some(self.waiting.swap_remove(heir).2)
+        let heir = self.waiting.iter().position(|waiting| waiting.number == number)?;
+        Some(self.waiting.swap_remove(heir).bequest)
     }
 
     /// How many files are open for them.
@@ -103,23 +144,20 @@ impl Bequests {
 
     /// The same, for something on this device?
     pub fn is_awaited_on(&self, device: usize) -> bool {
-        self.waiting.iter().any(|(.., bequest)| bequest.devices & 1 << device != 0)
+        self.waiting.iter().any(|waiting| waiting.bequest.devices & 1 << device != 0)
     }
 
-    /// Until one is not waited for any longer, which [`Bequests::release`] sees to.
+    /// Until one is perhaps not waited for any longer, which [`Bequests::release`] sees to.
     pub fn due_in(&self) -> Option<Duration> {
-        let until = self.waiting.iter().map(|(_, until, _)| *until).min()?;
-        Some(until.saturating_duration_since(Instant::now()))
+        let due = self.waiting.iter().map(Waiting::due).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
     }
 
     /// Tells the parents of those who have all gone. Of trunks that their process has no more, those that are free. The
     /// others are once nobody reads from them.
     pub fn release(&mut self, trunks: impl IntoIterator<Item = Trunk>) -> Vec<Trunk> {
         let now = Instant::now();
-        for (_, until, _) in self.waiting.iter_mut().filter(|(_, until, _)| *until + LATE < now) {
-            *until = now + PATIENCE;
-        }
-        self.waiting.retain(|(_, until, _)| *until > now);
+        self.waiting.retain_mut(|waiting| waiting.is_awaited(now));
         self.alive.retain(|(bequest, first_page)| {
             let has_heirs = bequest.strong_count() > 0;
             if !has_heirs {
@@ -235,10 +273,32 @@ mod tests {
         bequests.keep(2, file().0, &[(2, 1)], &[child]).unwrap();
         assert_eq!([0, 1, 2].map(|device| bequests.is_awaited_on(device)), [true, false, true]);
         assert!(bequests.due_in().is_some_and(|due| due > PATIENCE / 2));
-        bequests.waiting[0].1 = Instant::now();
+        bequests.waiting[0].until = Instant::now();
         assert_eq!(bequests.due_in(), Some(Duration::ZERO));
         assert_eq!(bequests.release([(2, 1)]), [(2, 1)]);
         assert!(bequests.due_in().is_none() && !bequests.is_awaited());
+    }
+
+    #[test]
+    fn who_was_killed_before_it_came_is_not_waited_for() {
+        let mut bequests = Bequests::default();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (file, page) = file();
+        bequests.keep(1, file, &[(0, 3)], &[]).unwrap();
+        bequests.is_born(1, Process::of(child.id() as i32).unwrap());
+        bequests.is_born(2, Process::of(child.id() as i32).unwrap());
+        assert!(bequests.due_in().is_some_and(|due| due > LOOK_EACH / 2 && due <= LOOK_EACH));
+        let look = |bequests: &mut Bequests| {
+            bequests.waiting[0].heir.as_mut().unwrap().1 = Instant::now();
+            assert_eq!(bequests.due_in(), Some(Duration::ZERO));
+            bequests.release([])
+        };
+        look(&mut bequests);
+        assert!(bequests.is_awaited() && !released(&page), "it lives");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        look(&mut bequests);
+        assert!(!bequests.is_awaited() && released(&page), "it was killed");
     }
 
     #[test]
@@ -251,7 +311,7 @@ mod tests {
     fn the_time_that_nobody_ran_does_not_count() {
         let mut bequests = Bequests::default();
         bequests.keep(1, file().0, &[(0, 3)], &[]).unwrap();
-        let age = |bequests: &mut Bequests, by| bequests.waiting[0].1 -= PATIENCE + by;
+        let age = |bequests: &mut Bequests, by| bequests.waiting[0].until -= PATIENCE + by;
         age(&mut bequests, LATE * 2);
         bequests.release([]);
         assert!(bequests.is_awaited(), "found late");

@@ -55,6 +55,7 @@ pub struct Server {
     /// Descriptors that we may have, and whether it was said that there are no more.
     open_files: usize,
     told_crowded: bool,
+    told_heirless: bool,
     told_seatless: bool,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
@@ -191,6 +192,7 @@ impl Server {
             crowded_until: None,
             open_files: sys::limit_of(libc::RLIMIT_NOFILE).0 as usize,
             told_crowded: false,
+            told_heirless: false,
             told_seatless: false,
             connections: Vec::new(),
             leaving: Vec::new(),
@@ -485,11 +487,13 @@ impl Server {
             (Some(Kind::Bequest), Some(client)) => {
                 // What others are to bring has room only if this leaves it.
                 let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
-                    say::warning(format_args!(
-                        "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise the \
-                         limit (ulimit -n)",
-                        client.pid, client.name
-                    ));
+                    if !std::mem::replace(&mut self.told_heirless, true) {
+                        say::warning(format_args!(
+                            "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise \
+                             the limit (ulimit -n)",
+                            client.pid, client.name
+                        ));
+                    }
                     return Ok(());
                 };
                 self.bequests.keep(message.a, file, &client.lent, &client.inherited)?;
@@ -497,6 +501,19 @@ impl Server {
             (Some(Kind::Cancel), Some(_)) => {
                 self.bequests.cancel(message.a);
                 self.take_back([]);
+            }
+            (Some(Kind::Born), Some(_)) => {
+                // One whose number cannot be found out is waited for as long as it may take.
+                let pid = i32::try_from(message.b).ok();
+                if let Some(pid) = pid.and_then(|pid| tree::translate(pid, connection.peer)) {
+                    match Process::of(pid) {
+                        Some(heir) => self.bequests.is_born(message.a, heir),
+                        None => {
+                            self.bequests.cancel(message.a);
+                            self.take_back([]);
+                        }
+                    }
+                }
             }
             (Some(Kind::Inherit), Some(client)) => {
                 let bequest = self.bequests.inherit(message.a);

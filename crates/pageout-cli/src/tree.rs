@@ -35,6 +35,11 @@ impl Process {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// Has it ended since, or is it about to?
+    pub fn has_ended(&self) -> bool {
+        Self::of(self.pid).is_none_or(|now| now.started != self.started || now.ending)
+    }
+
     fn parse(stat: &str) -> Option<Self> {
         const PF_EXITING: u64 = 0x4;
         /// Hundredths of a second.

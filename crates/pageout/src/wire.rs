@@ -18,6 +18,7 @@
 //!                                                                alive: if the keeper dies, the program's
 //!                                                                faults wait, and run ends the program
 //!   Bequest {token}                  ──►  + [memfd]             before a fork with pages out; Cancel if it fails
+//!   Born {token, pid}                ──►                        the fork is through: who will ask for it
 //!   Inherit {token}                  ──►                        its child, before it goes on
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Log {level} text                  ──►
@@ -44,7 +45,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 6;
+pub const VERSION: u64 = 7;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -109,6 +110,8 @@ pub enum Kind {
     /// `a` a number of the run's; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
     /// no file, if there is none.
     Bequest = 16,
+    /// `a` the bequest, `b` the process that is to inherit it.
+    Born = 25,
     /// `a` the bequest.
     Inherit = 17,
     /// `a` the bequest.
@@ -129,7 +132,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed,
+            Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)

@@ -25,6 +25,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-chain", "a child of a child of a child, whose parents end first", fork_chain).may_log(),
     Trap::new("fork-orphan", "a child that reads on when its parent was killed", fork_orphan).may_log(),
     Trap::new("fork-killed", "processes that are killed while they fork", fork_killed).may_log(),
+    Trap::new("fork-stillborn", "children that are killed as soon as they are there", fork_stillborn)
+        .may_log(),
     Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
         .may_log(),
     Trap::new("fork-moves", "forks while threads are inside mremap", fork_moves).may_log(),
@@ -397,6 +399,32 @@ fn says_something(pipe: &OwnedFd) -> bool {
     let mut told = [0u8];
     // SAFETY: a buffer of one byte.
     unsafe { libc::read(pipe.as_raw_fd(), told.as_mut_ptr().cast(), 1) == 1 }
+}
+
+fn fork_stillborn(ctx: &Ctx) -> Outcome {
+    const CHILDREN: usize = 60;
+    let (field, _ballast) = ctx.evicted()?;
+    // Run keeps a descriptor for each child that has not come yet.
+    let runs_descriptors = || {
+        let socket = std::env::var_os(pageout::wire::ENV_RUN)?;
+        let run = std::path::Path::new(&socket).file_stem()?.to_str()?.split('-').next()?;
+        Some(std::fs::read_dir(format!("/proc/{run}/fd")).ok()?.count())
+    };
+    let before = runs_descriptors();
+    for _ in 0..CHILDREN {
+        let child = sys::fork(|| field.check(1))?;
+        // SAFETY: a child that was not waited for.
+        sys::ret("kill", unsafe { libc::kill(child, libc::SIGKILL) })?;
+        sys::wait_status(child)?;
+    }
+    let began = Instant::now();
+    while before.zip(runs_descriptors()).is_some_and(|(before, now)| now > before + CHILDREN / 4) {
+        ensure!(began.elapsed().as_secs() < 20, "run waits for those that were killed");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    field.check(1)
 }
 
 fn fork_changes(ctx: &Ctx) -> Outcome {
