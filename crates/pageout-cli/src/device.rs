@@ -13,8 +13,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{Bytes, Place, Spec};
-use pageout::device::header::{Header, HeaderError};
+use pageout::api::{Bytes, Header, HeaderError, Place, Spec};
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;

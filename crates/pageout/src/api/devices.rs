@@ -2,10 +2,10 @@
 //!
 //! Everything is opened on the engine's thread, into the engine's own file table: what the program closes does not reach it.
 
+use super::header::{Header, HeaderError};
 use super::memory::MemoryDevice;
 use super::spec::{NotASpec, Place, Spec};
 use super::{Bytes, Error};
-use crate::device::header::{Header, HeaderError};
 use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;

@@ -23,6 +23,7 @@
 //! | inline | threads that answer their own faults |
 //! | managed | the kernel with an account of managed memory |
 //! | devices | what a specification names |
+//! | header | what `mkswap` wrote there |
 //! | memory | mappings |
 //!
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
@@ -34,6 +35,7 @@
 mod bytes;
 mod devices;
 mod error;
+mod header;
 mod host;
 mod inline;
 mod managed;
@@ -45,6 +47,7 @@ mod swap;
 pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
 pub use error::Error;
+pub use header::{Header, HeaderError};
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
 pub use spec::{NotASpec, Place, Spec};
 pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

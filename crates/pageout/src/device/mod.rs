@@ -5,7 +5,6 @@
 //!
 //! * [`FileDevice`]: a regular file, a block device, or memory outside the process (a memfd).
 //! * [`faulty`]: a device for tests that fails, tears and delays on command.
-//! * [`header`]: the SWAPSPACE2 header in the first page of a device. That page never holds data.
 //!
 //! # Threads
 //!
@@ -33,7 +32,6 @@ mod batch;
 pub mod faulty;
 mod file;
 mod filesystem;
-pub mod header;
 mod open;
 mod raw;
 mod uring;
