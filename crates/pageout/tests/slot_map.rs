@@ -17,10 +17,6 @@ enum Step {
     Dup { which: usize, n: usize, times: usize },
     Put { which: usize, n: usize },
     PutMany { from: usize, n: usize },
-    Rename { which: usize },
-    Cached { which: usize, on: bool },
-    Reclaim { cpu: usize },
-    Retire { which: usize },
     Wrong { raw: u64 },
     Swapon { priority: i32, rotational: bool, discard: bool, slots: u64, first: u64, trunk_clusters: usize },
     Swapoff { which: usize, gives_up: bool },
@@ -40,10 +36,6 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(which, n, times)| Dup { which, n, times }),
         25 => (which, 1..64usize).prop_map(|(which, n)| Put { which, n }),
         8 => (which, 1..600usize).prop_map(|(from, n)| PutMany { from, n }),
-        1 => which.prop_map(|which| Rename { which }),
-        3 => (which, any::<bool>()).prop_map(|(which, on)| Cached { which, on }),
-        1 => cpu.prop_map(|cpu| Reclaim { cpu }),
-        1 => which.prop_map(|which| Retire { which }),
         1 => (1u64..1 << 40).prop_map(|raw| Wrong { raw }),
         1 => (-2..3i32, any::<bool>(), any::<bool>(), 0..4u64, 1..2000u64, 0..3u64, 0..6u32).prop_map(
             |(priority, rotational, discard, whole, more, first, trunk)| Swapon {
@@ -65,18 +57,7 @@ struct Plain {
     bad: BTreeSet<Entry>,
     /// Devices with their trunks, their slots, and those of a trunk.
     devices: Vec<(DeviceId, BTreeSet<u64>, u64, u64)>,
-    cached: BTreeSet<Entry>,
     page: u64,
-}
-
-/// Gives up every copy it is asked for, and keeps note.
-struct GivesUp<'a>(&'a Slots, Vec<Entry>);
-
-impl Reclaim for GivesUp<'_> {
-    fn reclaim(&mut self, entry: Entry, _: Owner) {
-        self.0.put(entry, 1).unwrap();
-        self.1.push(entry);
-    }
 }
 
 impl Plain {
@@ -86,7 +67,6 @@ impl Plain {
             used: BTreeMap::new(),
             bad: BTreeSet::new(),
             devices: Vec::new(),
-            cached: BTreeSet::new(),
             page: 0,
         }
     }
@@ -128,11 +108,10 @@ impl Plain {
         *count -= 1;
         if *count == 0 {
             self.used.remove(&entry);
-            self.cached.remove(&entry);
         }
     }
 
-    /// Nothing is left for order 0 but what waits to be reclaimed.
+    /// Nothing is left for order 0.
     fn is_full(&self) -> bool {
         self.devices.iter().all(|(id, ..)| {
             let usage = self.slots.usage(*id).unwrap();
@@ -180,47 +159,6 @@ impl Plain {
                 entries.reverse();
                 self.slots.put_batch(&mut entries).unwrap();
                 entries.into_iter().for_each(|entry| self.dropped(entry));
-            }
-            Step::Rename { which } => {
-                let Some(entry) = self.pick(which) else { return };
-                let owner = self.owner(1);
-                self.slots.set_owner(entry, 1, owner).unwrap();
-                self.used.get_mut(&entry).unwrap().0 = owner;
-            }
-            Step::Cached { which, on } => {
-                let Some(entry) = self.pick(which).filter(|entry| self.used[entry].1 == 1) else { return };
-                self.slots.set_cached(entry, 1, on).unwrap();
-                let _ = if on { self.cached.insert(entry) } else { self.cached.remove(&entry) };
-            }
-            Step::Reclaim { cpu } => {
-                // A copy that another names too would not go by one put.
-                let shared: Vec<Entry> =
-                    self.cached.iter().filter(|entry| self.used[entry].1 > 1).copied().collect();
-                for entry in shared {
-                    self.slots.set_cached(entry, 1, false).unwrap();
-                    self.cached.remove(&entry);
-                }
-                let owner = self.owner(1);
-                let mut out = [Entry::INVALID];
-                let mut given_up = GivesUp(&self.slots, Vec::new());
-                let got = self.slots.alloc_reclaiming(cpu, 0, |_| owner, &mut out, &mut given_up);
-                let given_up = given_up.1;
-                for entry in given_up {
-                    assert!(self.cached.contains(&entry));
-                    self.dropped(entry);
-                }
-                match got {
-                    0 => assert!(self.is_full() && self.cached.is_empty()),
-                    _ => self.took(out[0], 0, owner),
-                }
-            }
-            Step::Retire { which } => {
-                let Some(entry) = self.pick(which).filter(|_| self.bad.len() < 40) else { return };
-                self.slots.retire(entry).unwrap();
-                self.dropped(entry);
-                if !self.used.contains_key(&entry) {
-                    self.bad.insert(entry);
-                }
             }
             Step::Wrong { raw } => {
                 let Some(entry) = Entry::from_raw(raw) else { return };
@@ -294,7 +232,6 @@ impl Plain {
         while let Some((entry, owner, count)) = self.slots.next_used(&mut walk) {
             assert!(entry.device() == Some(id) && last < Some(entry), "ascending");
             assert_eq!(self.used.remove(&entry), Some((owner, count)));
-            self.cached.remove(&entry);
             (0..count).for_each(|_| self.slots.put(entry, 1).unwrap());
             last = Some(entry);
             left -= 1;

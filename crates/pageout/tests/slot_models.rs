@@ -7,7 +7,7 @@ mod model_support;
 
 use loom::sync::Arc;
 use loom::thread;
-use model_support::{explore, passes_and_would_notice};
+use model_support::passes_and_would_notice;
 use pageout::flaw::Flaw;
 use pageout::slot::*;
 

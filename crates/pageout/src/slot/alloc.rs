@@ -8,15 +8,6 @@ use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed};
 use crate::sync::Guard;
 
-/// Gives up slots that are only clean copies of resident pages.
-pub trait Reclaim {
-    /// Is asked for a slot that was marked by [`Slots::set_cached`], with no lock held. Settles with the
-    /// page that names it and [puts](Slots::put) the slot, or leaves it; by now it may be another's.
-    fn reclaim(&mut self, entry: Entry, owner: Owner);
-}
-
-/// How many clean copies an allocation asks to give up before it looks elsewhere.
-const RECLAIM_BATCH: usize = 16;
 /// How far a rotational device looks ahead of its base for the next cluster.
 const ASCEND_CLUSTERS: usize = 256;
 
@@ -61,7 +52,7 @@ impl Slots {
     pub fn alloc_by(&self, cpu: usize, order: u8, owner: Owner, memory: Memory) -> Option<Entry> {
         let mut out = [Entry::INVALID];
         let request = Request { cpu, order, owner: |_| owner, out: &mut out, done: 0, memory };
-        (self.alloc_from(request, None) == 1).then_some(out[0])
+        (self.alloc_from(request) == 1).then_some(out[0])
     }
 
     /// Fills `out` with runs as [`Slots::alloc`] gives, the `i`th for `owner(i)`; returns how many it
@@ -73,35 +64,17 @@ impl Slots {
         owner: impl Fn(usize) -> Owner,
         out: &mut [Entry],
     ) -> usize {
-        self.alloc_from(Request { cpu, order, owner, out, done: 0, memory: Memory::Asked }, None)
+        self.alloc_from(Request { cpu, order, owner, out, done: 0, memory: Memory::Asked })
     }
 
-    /// As [`Slots::alloc_batch`]; where space is short, clean copies are given up by `reclaim` before
-    /// anything is cut up.
-    pub fn alloc_reclaiming(
-        &self,
-        cpu: usize,
-        order: u8,
-        owner: impl Fn(usize) -> Owner,
-        out: &mut [Entry],
-        reclaim: &mut dyn Reclaim,
-    ) -> usize {
-        let request = Request { cpu, order, owner, out, done: 0, memory: Memory::Asked };
-        self.alloc_from(request, Some(reclaim))
-    }
-
-    fn alloc_from<F: Fn(usize) -> Owner>(
-        &self,
-        mut request: Request<F>,
-        mut reclaim: Option<&mut dyn Reclaim>,
-    ) -> usize {
+    fn alloc_from<F: Fn(usize) -> Owner>(&self, mut request: Request<F>) -> usize {
         let order = request.order;
         assert!(order <= CLUSTER_ORDER, "a run of order {order} is larger than a cluster");
         request.cpu %= self.cpus.len();
         if !request.is_done() {
             self.try_hint(&mut request);
         }
-        while !request.is_done() && self.try_devices(&mut request, &mut reclaim) {}
+        while !request.is_done() && self.try_devices(&mut request) {}
         request.done
     }
 
@@ -162,22 +135,13 @@ impl Slots {
 
     /// The devices that seem to have room: by priority, equal ones in turn. Returns whether the request
     /// got anything; if not, there is nothing to be had.
-    fn try_devices<F: Fn(usize) -> Owner>(
-        &self,
-        request: &mut Request<F>,
-        reclaim: &mut Option<&mut dyn Reclaim>,
-    ) -> bool {
+    fn try_devices<F: Fn(usize) -> Owner>(&self, request: &mut Request<F>) -> bool {
         let turn = self.cpus[request.cpu].turn.load(Relaxed) as usize;
         let mut left = self.available.load(Relaxed);
-        if reclaim.is_some() {
-            // A full one may have copies to give up.
-            let on = self.devices.iter().filter_map(|device| device.get()).filter(|device| device[0].is_on());
-            left |= on.fold(0, |left, device| left | device[0].id.bit());
-        }
         let mut tried = 0;
         while let Some(device) = self.choose(left, turn).or_else(|| self.overlooked(request.order, tried)) {
             tried |= device.id.bit();
-            match self.try_device(device, request, reclaim) {
+            match self.try_device(device, request) {
                 Tried::Got => {
                     // The turn passes on with each cluster taken.
                     self.cpus[request.cpu].turn.store(device.id.index() as u32 + 1, Relaxed);
@@ -233,18 +197,13 @@ impl Slots {
         true
     }
 
-    fn try_device<F: Fn(usize) -> Owner>(
-        &self,
-        device: &Device,
-        request: &mut Request<F>,
-        reclaim: &mut Option<&mut dyn Reclaim>,
-    ) -> Tried {
+    fn try_device<F: Fn(usize) -> Owner>(&self, device: &Device, request: &mut Request<F>) -> Tried {
         loop {
             if !device.is_on() {
                 return Tried::Nothing;
             }
             let mut search = Search { slots: self, device, request, busy: None, no_memory: false };
-            if search.run(reclaim) {
+            if search.run() {
                 return Tried::Got;
             }
             match search {
@@ -300,7 +259,7 @@ struct Search<'a, 'r, 'o, F> {
 
 impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
     /// The order of attempts. Returns whether the request got anything.
-    fn run(&mut self, reclaim: &mut Option<&mut dyn Reclaim>) -> bool {
+    fn run(&mut self) -> bool {
         let device = self.device;
         let order = self.request.order;
         let (nonfull, spread) = (Place::nonfull(order), device.spread());
@@ -324,16 +283,6 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
             || self.all(own, Place::DISCARD)
         {
             return true;
-        }
-        if let Some(reclaim) = reclaim {
-            let places = [Place::FULL, Place::fragmented(order)];
-            let given_up = places.into_iter().any(|place| {
-                (0..spread).any(|i| self.reclaim((own + i) % spread, place, *reclaim))
-                    && self.all(own, nonfull)
-            });
-            if given_up || self.all(own, Place::FREE) || self.all(own, Place::DISCARD) {
-                return true;
-            }
         }
         // A fragmented cluster has no run of its order, and leaves that list when one appears.
         order == 0
@@ -391,29 +340,6 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         let leftover = self.device.move_to(index, cluster, &mut state, to, || ());
         drop(state);
         self.slots.spares.give(leftover.table);
-    }
-
-    /// Has clean copies given up in the next cluster of a list that has any. Returns whether there were any.
-    fn reclaim(&mut self, shard: usize, place: Place, reclaim: &mut dyn Reclaim) -> bool {
-        let mut copies = [(Entry::INVALID, Owner { space: 0, page: 0 }); RECLAIM_BATCH];
-        // Each that is looked at goes to the end of its list.
-        for _ in 0..self.device.listed(shard, place) {
-            match self.device.pick(shard, place, 0) {
-                Pick::Got(index, _, state) if state.cached() != 0 => {
-                    let found = state.cached_slots(self.device.base(index), &mut copies);
-                    drop(state);
-                    copies[..found].iter().for_each(|&(entry, owner)| reclaim.reclaim(entry, owner));
-                    return found > 0;
-                }
-                Pick::Got(..) => {}
-                Pick::Busy(index, cluster) => {
-                    self.busy = Some((index, cluster));
-                    return false;
-                }
-                Pick::NeedTable | Pick::Empty => return false,
-            }
-        }
-        false
     }
 
     /// A rotational device: on from the shared base, in the next cluster up that has room.

@@ -94,7 +94,6 @@ pub(super) struct State {
     continued: Option<One<Continued>>,
     used: u16,
     bad: u16,
-    cached: u16,
     /// The order that the cluster serves; without meaning while it is free.
     pub(super) order: u8,
 }
@@ -121,10 +120,6 @@ impl State {
 
     pub(super) fn used(&self) -> usize {
         self.used as usize
-    }
-
-    pub(super) fn cached(&self) -> usize {
-        self.cached as usize
     }
 
     /// No slot used and none bad: may be free as a whole.
@@ -307,7 +302,7 @@ impl State {
     }
 
     fn put_one(&mut self, at: usize) {
-        let Self { table: Some(table), continued, used, cached, .. } = self else { return };
+        let Self { table: Some(table), continued, used, .. } = self else { return };
         let word = table[0].word(at);
         match continued {
             // The continued part goes first: a word that is not continued holds its whole count.
@@ -321,55 +316,10 @@ impl State {
             }
             _ if word.count() > 1 => *table[0].word_mut(at) = word.with_count(word.count() - 1),
             _ => {
-                *cached -= u16::from(word.is_cached());
                 *used -= 1;
                 table[0].set(at, Word::FREE);
             }
         }
-    }
-
-    /// Says of each slot of the run whether it is only a clean copy of a resident page.
-    pub(super) fn set_cached(&mut self, entry: Entry, n: usize, on: bool) -> Result<(), WrongEntry> {
-        self.check_run(entry, n)?;
-        let start = entry.offset_in_cluster();
-        for at in start..start + n {
-            let Self { table: Some(table), cached, .. } = self else { break };
-            let word = table[0].word_mut(at);
-            *cached = *cached + u16::from(on) - u16::from(word.is_cached());
-            *word = word.with_cached(on);
-        }
-        Ok(())
-    }
-
-    /// Makes the run belong to `owner` and the pages that follow it.
-    pub(super) fn set_owner(&mut self, entry: Entry, n: usize, owner: Owner) -> Result<(), WrongEntry> {
-        self.check_run(entry, n)?;
-        let start = entry.offset_in_cluster();
-        for i in 0..n {
-            let Some(table) = self.table() else { break };
-            let word = table.word_mut(start + i);
-            *word = word.with_owner(Owner { page: owner.page + i as u64, ..owner });
-        }
-        Ok(())
-    }
-
-    /// Turns a used slot whose count is one into a bad one.
-    pub(super) fn retire(&mut self, entry: Entry) -> Result<(), WrongEntry> {
-        self.look(entry)?;
-        let at = entry.offset_in_cluster();
-        self.put_one(at);
-        if let (0, Some(table)) = (self.count_at(at), self.table()) {
-            table.set(at, Word::BAD);
-            self.bad += 1;
-        }
-        Ok(())
-    }
-
-    /// Used slots that are clean copies of resident pages, with their owners; as many as `out` holds.
-    pub(super) fn cached_slots(&self, base: Entry, out: &mut [(Entry, Owner)]) -> usize {
-        let Some(table) = self.table_ref() else { return 0 };
-        let cached = (0..CLUSTER_SLOTS).filter(|&at| table.word(at).is_cached());
-        cached.zip(out.iter_mut()).map(|(at, out)| *out = (base.at(at), table.word(at).owner())).count()
     }
 
     pub(super) fn has_table(&self) -> bool {
@@ -386,7 +336,6 @@ impl State {
         let count = |what: fn(Word) -> bool| words().filter(|&word| what(word)).count();
         assert_eq!(count(|word| word.count() != 0), self.used());
         assert_eq!(count(Word::is_bad), self.bad as usize);
-        assert_eq!(count(Word::is_cached), self.cached());
         let taken = core::iter::successors(table.next_taken(0), |at| table.next_taken(at + 1)).count();
         assert_eq!(taken, self.used() + self.bad as usize, "the map says what the words say");
         let continued = self.continued.as_ref().map_or(0, |continued| continued[0].slots as usize);

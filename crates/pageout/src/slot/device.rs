@@ -348,16 +348,6 @@ impl Device {
         true
     }
 
-    /// How many clusters a list of a shard has.
-    pub(super) fn listed(&self, shard: usize, place: Place) -> u32 {
-        let shard = &self.shards[shard];
-        if shard.may_have(place) {
-            shard.lock().len(place)
-        } else {
-            0
-        }
-    }
-
     /// Takes a bare cluster, whose lock the caller holds, for `order`; `false` without a table.
     pub(super) fn claim(&self, index: u32, cluster: &Cluster, state: &mut State, order: u8) -> bool {
         let shard = &self.shards[cluster.shard()];

@@ -95,11 +95,6 @@ impl Slots {
         drop((table.continued, leftover));
     }
 
-    /// Whether the entry names a used slot.
-    pub fn check(&self, entry: Entry) -> Result<(), WrongEntry> {
-        self.look(entry).map(drop)
-    }
-
     /// The first owner of a used slot, and how many name it.
     pub fn look(&self, entry: Entry) -> Result<(Owner, u32), WrongEntry> {
         let (_, _, cluster) = self.locate(entry)?;
@@ -118,32 +113,6 @@ impl Slots {
             *out = state.look(entry.at(i)).ok().map(|(owner, _)| owner);
         }
         Ok(n)
-    }
-
-    /// Makes `owner` and the pages that follow it the owners of the `n` slots from `entry`: the page moved,
-    /// or its first owner went and others still name it. They are of one cluster.
-    pub fn set_owner(&self, entry: Entry, n: usize, owner: Owner) -> Result<(), WrongEntry> {
-        let (_, _, cluster) = self.locate(entry)?;
-        let mut state = cluster.lock();
-        state.set_owner(entry, n, owner)
-    }
-
-    /// Says whether the `n` slots from `entry` are only clean copies of resident pages, that can be given
-    /// up where space is short (see [`Reclaim`](super::Reclaim)). They are of one cluster.
-    pub fn set_cached(&self, entry: Entry, n: usize, on: bool) -> Result<(), WrongEntry> {
-        let (_, _, cluster) = self.locate(entry)?;
-        let mut state = cluster.lock();
-        state.set_cached(entry, n, on)
-    }
-
-    /// As [`Slots::put`] for one slot that the device cannot write: when nobody names it any more it is
-    /// not free but bad, until the device leaves.
-    pub fn retire(&self, entry: Entry) -> Result<(), WrongEntry> {
-        let (device, index, cluster) = self.locate(entry)?;
-        let mut state = cluster.lock();
-        state.retire(entry)?;
-        self.settle(device, index, cluster, state, Leftover::default());
-        Ok(())
     }
 
     /// The first slot of an empty cluster whose 2 MiB the device should discard, or `None`. Until

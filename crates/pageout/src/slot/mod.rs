@@ -7,9 +7,9 @@
 //! dropped when it does not hold any more, so no CPU, thread or device that goes leaves anything behind.
 //!
 //! Order of attempts, for a run of an order on the device of highest priority: the hint; nonfull clusters
-//! of the order; a free cluster; clean copies of resident pages in full clusters, if the caller knows how
-//! to give them up, and in fragmented ones; and single pages alone take, at last, from fragmented and then
-//! from nonfull clusters of larger orders. Then the next device.
+//! of the order; a free cluster; and single pages alone take, at last, from fragmented and then from nonfull
+//! clusters of larger orders. Then the next device. That names of clean pages are given up where space is short is
+//! the engine's matter (`Place::is_full`).
 //!
 //! Any thread may call anything here. Nothing in here does I/O or asks for memory with a cluster or list
 //! lock held, and memory is asked for only when a cluster that was free is used and no table is at hand: one
@@ -29,7 +29,6 @@ mod switch;
 mod table;
 mod trunks;
 
-pub use self::alloc::Reclaim;
 pub use self::cluster::CLUSTER_LOCKS;
 pub use self::device::{DeviceConfig, DEVICE_LOCKS};
 pub use self::entry::{DeviceId, Entry, Owner, WrongEntry, MAX_DEVICES, MAX_SLOTS, SLOT_BYTES};

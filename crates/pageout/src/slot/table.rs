@@ -28,11 +28,9 @@ impl Word {
     /// Not for pages: header, bad, or past the end.
     pub(super) const BAD: Self = Self(1 << 8);
     const CONTINUED: u64 = 1 << 9;
-    const CACHED: u64 = 1 << 10;
     const COUNT: u64 = 0xff;
     const PAGE_SHIFT: u32 = 28;
     const SPACE_SHIFT: u32 = 12;
-    const OWNER: u64 = !0 << Self::SPACE_SHIFT;
 
     /// The largest count that the word itself holds.
     #[cfg(not(loom))]
@@ -47,10 +45,6 @@ impl Word {
 
     pub(super) const fn owner(self) -> Owner {
         Owner { space: (self.0 >> Self::SPACE_SHIFT) as u16, page: self.0 >> Self::PAGE_SHIFT }
-    }
-
-    pub(super) const fn with_owner(self, owner: Owner) -> Self {
-        Self(self.0 & !Self::OWNER | Self::new(owner).0 & Self::OWNER)
     }
 
     /// The part of the count that is here; the rest is in the cluster's continuation.
@@ -75,18 +69,10 @@ impl Word {
         Self(if on { self.0 | Self::CONTINUED } else { self.0 & !Self::CONTINUED })
     }
 
-    pub(super) const fn is_cached(self) -> bool {
-        self.0 & Self::CACHED != 0
-    }
-
-    pub(super) const fn with_cached(self, on: bool) -> Self {
-        Self(if on { self.0 | Self::CACHED } else { self.0 & !Self::CACHED })
-    }
-
     /// 0 when the count is exactly one and nothing hangs on it elsewhere. Branchless, so that a run of
     /// words is looked at by vector instructions.
     const fn differs_from_single(self) -> u64 {
-        (self.0 & (Self::COUNT | Self::CONTINUED | Self::CACHED | Self::BAD.0)) ^ 1
+        (self.0 & (Self::COUNT | Self::CONTINUED | Self::BAD.0)) ^ 1
     }
 }
 
@@ -270,12 +256,10 @@ mod tests {
 
     #[test]
     fn word_keeps_what_it_is_given() {
-        let word = Word::new(OWNER).with_count(200).with_continued(true).with_cached(true);
+        let word = Word::new(OWNER).with_count(200).with_continued(true);
         assert_eq!(word.owner(), OWNER);
         assert_eq!(word.count(), 200);
-        let other = Owner { space: 65535, page: 0 };
-        assert_eq!(word.with_owner(other).owner(), other);
-        assert!(word.with_owner(other).is_continued() && word.with_owner(other).is_cached());
+        assert!(word.is_continued() && !word.with_continued(false).is_continued());
     }
 
     #[test]
