@@ -10,7 +10,7 @@ use pageout::device::{Device, FileDevice};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK};
-use pageout::kernel::{Event, Fault, Kernel, Linux};
+use pageout::kernel::{Event, Fault, Found, Kernel, Linux};
 use pageout::slot::DeviceConfig;
 use pageout::space::{BLOCK, PAGE};
 use pageout::stats::Stats;
@@ -185,4 +185,22 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     println!("{} faults, {} stalls", ANSWERED.load(SeqCst), counters("allocstall"));
     // Clusters of the device that were never used before have their tables from those kept ready.
     assert_eq!(ALLOCATED.load(SeqCst), 0, "direct reclaim");
+}
+
+#[test]
+fn what_is_another_engines_by_now_is_left_to_it() {
+    let (Some(engine), Some(other)) = (engine(), engine()) else { return };
+    let page = map(PAGE);
+    other.adopt(page, page + PAGE).unwrap();
+    let is_there = || {
+        let mut found = [Found { start: 0, end: 0, huge: false }];
+        engine.kernel.scan(page, page + PAGE, &mut found).0 == 1
+    };
+    // The kernel would take the zeros: it asks only whether the page is registered.
+    for engine in [engine, other] {
+        engine.budget.store(1 << 20, SeqCst);
+        assert!(!is_there());
+        Server::new().answer(engine, Fault { address: page, write: true, thread: 1 });
+    }
+    assert!(is_there(), "its own engine answers");
 }

@@ -61,7 +61,7 @@ impl<K: Kernel> Engine<K> {
     fn hand_over(&self, fault: Fault) {
         let mut heard = self.answered.heard();
         // If too many wait already, the fault is taken again.
-        let _ = self.pending.lock().push(fault);
+        let _ = self.pending.lock().push(fault, None);
         self.calls.ring();
         for _ in 0..WAITS {
             if self.is_answered(fault.address) {
@@ -72,9 +72,9 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Does the word of a page say that a touch of it raises no fault, or is meant to?
+    /// Does the word of a page say that a touch of it raises no fault, or is meant to, or is the page gone?
     fn is_answered(&self, address: usize) -> bool {
-        matches!(self.tag(address), Tag::Resident | Tag::Poisoned)
+        matches!(self.tag(address), Tag::Resident | Tag::Poisoned) || !self.manages(address)
     }
 
     /// What is known of the page of an address. No lock held.

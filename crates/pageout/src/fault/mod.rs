@@ -18,7 +18,7 @@ use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
-use crate::space::{page_start, BlockState, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{page_start, BlockState, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -43,11 +43,14 @@ pub struct Server {
     apart: bool,
     /// It answers the thread that it runs on, in a signal handler.
     inline: bool,
+    /// See [`Engine::is_known`].
+    since: Option<u32>,
 }
 
-/// Faults that were read and not answered yet. When it is full, a fault is woken to come again.
+/// Faults that were read and not answered yet, with the [`Engine::unmappings`] before they were. When it is full, a fault
+/// is woken to come again.
 pub struct Pending {
-    faults: [Fault; 64],
+    faults: [(Fault, Option<u32>); 64],
     first: usize,
     len: usize,
 }
@@ -55,13 +58,13 @@ pub struct Pending {
 impl Pending {
     /// None.
     pub const fn new() -> Self {
-        Self { faults: [Fault { address: 0, write: false, thread: 0 }; 64], first: 0, len: 0 }
+        Self { faults: [(Fault { address: 0, write: false, thread: 0 }, None); 64], first: 0, len: 0 }
     }
 
-    fn push(&mut self, fault: Fault) -> bool {
+    fn push(&mut self, fault: Fault, since: Option<u32>) -> bool {
         let room = self.len < self.faults.len();
         if room {
-            self.faults[(self.first + self.len) % self.faults.len()] = fault;
+            self.faults[(self.first + self.len) % self.faults.len()] = (fault, since);
             self.len += 1;
         }
         room
@@ -74,15 +77,15 @@ impl Pending {
     /// Does one wait for a page?
     fn has(&self, page: usize) -> bool {
         let at = |n| &self.faults[(self.first + n) % self.faults.len()];
-        (0..self.len).any(|n| page_start(at(n).address) == page)
+        (0..self.len).any(|n| page_start(at(n).0.address) == page)
     }
 
     /// The oldest, and how many wait after it.
-    fn pop(&mut self) -> Option<(Fault, usize)> {
-        let fault = (self.len > 0).then(|| self.faults[self.first])?;
+    fn pop(&mut self) -> Option<(Fault, Option<u32>, usize)> {
+        let (fault, since) = (self.len > 0).then(|| self.faults[self.first])?;
         self.first = (self.first + 1) % self.faults.len();
         self.len -= 1;
-        Some((fault, self.len))
+        Some((fault, since, self.len))
     }
 }
 
@@ -138,6 +141,7 @@ impl Server {
             calls: false,
             apart: false,
             inline: false,
+            since: None,
         }
     }
 
@@ -150,7 +154,8 @@ impl Server {
     pub fn serve<K: Kernel>(&mut self, engine: &Engine<K>, timeout_ns: u64) {
         let calls = engine.calls.heard();
         let waiting = engine.pending.lock().pop();
-        if let Some((fault, more)) = waiting {
+        if let Some((fault, since, more)) = waiting {
+            self.since = since;
             if engine.wants_another(more) {
                 engine.calls.ring();
             }
@@ -171,7 +176,8 @@ impl Server {
             // The events are all that it reads; faults are handed to those who wait for calls.
             return;
         }
-        let Some((fault, more)) = engine.pending.lock().pop() else { return };
+        let Some((fault, since, more)) = engine.pending.lock().pop() else { return };
+        self.since = since;
         let leader = if engine.wants_another(more) {
             drop(leader);
             engine.calls.ring();
@@ -293,10 +299,11 @@ impl Server {
             return;
         }
         let mut regions = engine.events.write();
+        let since = Some(engine.unmappings.load(Relaxed));
         engine.read_and_apply(&mut regions, |event| {
             let Event::Fault(fault) = event else { return };
             engine.crowd.note(fault.thread, engine.kernel.now(), engine.stats.pgmajfault.load(Relaxed));
-            if !engine.pending.lock().push(fault) {
+            if !engine.pending.lock().push(fault, since) {
                 engine.kernel.wake(page_start(fault.address), PAGE);
             }
         });
@@ -333,7 +340,8 @@ impl Server {
                 }
                 Decision::Read(..) if self.inline && !engine.self_service => return false,
                 Decision::Zeros(low, high, order) => {
-                    (engine.fill(block_start, index, low, high, patience > 0), order)
+                    let whole = patience > 0;
+                    (engine.fill(block_start, index, (low, high), whole, self.since), order)
                 }
                 Decision::Read(low, high, order) => (
                     engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
@@ -457,6 +465,10 @@ impl Server {
                         Decision::Answered
                     }
                 }
+            }
+            _ if !engine.is_known(&regions, at, self.since) => {
+                engine.kernel.wake(at, PAGE);
+                Decision::Answered
             }
             tag => {
                 let region = regions.find(at);
@@ -643,9 +655,24 @@ impl<K: Kernel> Engine<K> {
         self.orders.lock().learn(used, out, request_ns, resident, self.space.out() as u64);
     }
 
+    /// Is a page that a fault asks for still this engine's? If it is in no region, it may have grown to where it is, which
+    /// is not told: so long as nothing has gone `since` the fault was read. What has gone may be another engine's by
+    /// now, and COPY asks only whether a page is registered, not with whom: there it would put zeros in the place of
+    /// what that one has out.
+    fn is_known(&self, regions: &Regions, at: usize, since: Option<u32>) -> bool {
+        regions.find(at).is_some() || since == Some(self.unmappings.load(Relaxed))
+    }
+
     /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages
     /// where a huge one would do.
-    fn fill(&self, block_start: usize, index: usize, low: usize, high: usize, whole: bool) -> Brought {
+    fn fill(
+        &self,
+        block_start: usize,
+        index: usize,
+        (low, high): (usize, usize),
+        whole: bool,
+        since: Option<u32>,
+    ) -> Brought {
         let n = high - low;
         if n == BLOCK_PAGES && self.config.huge && self.config.swapin != Swapin::Never {
             match self.fill_huge(block_start) {
@@ -673,8 +700,12 @@ impl<K: Kernel> Engine<K> {
         let regions = self.events.read();
         let mut block = self.space.block_or_new(block_start).lock();
         let (mut used, mut brought) = (0, Brought::Done(low + n));
+        let known = self.is_known(&regions, block_start + index * PAGE, since);
+        if !known {
+            self.kernel.wake(block_start + index * PAGE, PAGE);
+        }
         let mut at = low;
-        while at < low + n {
+        while known && at < low + n {
             if !matches!(block.word(at).tag(), Tag::None | Tag::Zero | Tag::Resident) {
                 // It changed since it was looked at; whoever waits looks again.
                 self.kernel.wake(block_start + at * PAGE, PAGE);

@@ -436,7 +436,10 @@ impl World {
 
     /// A world for [`World::threads_meet`], with all of its memory adopted.
     pub fn of_threads(seed: u64, inline: bool) -> Arc<Self> {
-        let plan = Plan { inline, ..Plan::by_seed(seed) };
+        let plan = Plan::by_seed(seed);
+        // A thread answers its own fault only in what the engine was given.
+        let grow = if inline { 0 } else { plan.habits.grow };
+        let plan = Plan { inline, habits: Habits { grow, ..plan.habits }, ..plan };
         let plan = Plan { meanwhile: 0, nested: 0, real: true, chunks: plan.chunks.max(2), ..plan };
         let world = Self::new(plan, seed);
         world.adopt();

@@ -83,7 +83,7 @@ pub struct Habits {
     pub dontneed: usize,
     pub free: usize,
     pub mremap: usize,
-    /// Growth in place.
+    /// Growth, which is in place but for some that moves as well.
     pub grow: usize,
     pub mprotect: usize,
     pub pin: usize,
@@ -452,7 +452,8 @@ impl Program {
             return;
         }
         let Some((from, mut n)) = self.range(false) else { return };
-        let grown = if self.random.one_in(3) { self.random.below(40) } else { 0 };
+        let grows = self.habits.grow > 0 && self.random.one_in(3);
+        let grown = if grows { self.random.below(40) } else { 0 };
         let mapped = |value: &Value| value.mapped && value.writable;
         if !self.all((from, n), mapped) || n + grown > self.values.len() {
             return;
