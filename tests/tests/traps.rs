@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         ("again", 1),
         ("mmap", 2),
         ("executable", 2),
+        ("mixed", 2),
         ("malloc", 2),
         ("brk", 1),
         ("huge", 2),

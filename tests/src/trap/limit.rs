@@ -11,7 +11,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("grows-slowly", "maps a little more every now and then: not a mapping each", grows_slowly),
     Trap::new(
         "touch",
-        "[malloc|brk|mmap|executable|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
+        "[malloc|brk|mmap|executable|mixed|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
         touch,
     )
     .helper(),
@@ -46,6 +46,12 @@ fn touch(ctx: &Ctx) -> Outcome {
         Some("executable") => |_| {
             let piece = sys::map(4 << 20)?;
             sys::protect(piece, sys::RW | libc::PROT_EXEC)?;
+            Ok(piece)
+        },
+        // A mapping each 32 KiB.
+        Some("mixed") => |_| {
+            let piece = sys::map(4 << 20)?;
+            piece.pieces(32 << 10).step_by(2).try_for_each(|part| sys::advise(part, libc::MADV_DONTDUMP))?;
             Ok(piece)
         },
         Some("malloc") => |_| allocate(64 << 10),

@@ -95,6 +95,8 @@ struct Leaving {
     /// Unit by unit: a MOVE of several was refused as a whole, since another mapping begins between them or one is read-only or
     /// locked.
     apart: bool,
+    /// Up to the first in parts of the second, a power of two: a MOVE within a unit was refused as well.
+    parts: (usize, usize),
     /// Into frames that can be executed; and where the others have been tried.
     executable: bool,
     refused: Option<usize>,
@@ -288,6 +290,7 @@ impl<K: Kernel> Engine<K> {
             leave,
             unshared,
             apart: false,
+            parts: (first, 1),
             executable: false,
             refused: None,
             index: first,
@@ -467,7 +470,11 @@ impl<K: Kernel> Engine<K> {
             return Left::Some;
         };
         let Some((chunk, filled)) = self.holes(out, leaving.executable) else { return Left::NoRoom };
-        let upto = if leaving.apart { unit_end(index) } else { end };
+        let upto = match () {
+            () if index < leaving.parts.0 => index / leaving.parts.1 * leaving.parts.1 + leaving.parts.1,
+            () if leaving.apart => unit_end(index),
+            () => end,
+        };
         let run = (index..upto.min(index + CHUNK - filled)).take_while(|index| leaves(*index)).count();
         let frame = chunk + filled as u32;
         let from = block_start + index * PAGE;
@@ -521,6 +528,11 @@ impl<K: Kernel> Engine<K> {
             }
             _ if done == 0 && index + run > unit_end(index) => {
                 (leaving.apart, leaving.refused) = (true, None)
+            }
+            _ if done == 0 && run > 1 => {
+                let part = run.next_power_of_two() / 2;
+                leaving.parts = (leaving.parts.0.max(index + run), part);
+                leaving.refused = None;
             }
             // Read-only, locked: stays.
             _ => leaving.index += 1,
