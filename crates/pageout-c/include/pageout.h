@@ -62,7 +62,9 @@ struct pageout_stats {
  * Opens. memory_bytes is the limit of what all regions together keep in memory, at least 16 MiB (1 << 24).
  * devices are count specifications, used by priority: "PATH[,size=8G][,pri=5][,discard][,rotational]" or
  * "mem[,...]"; others must not be able to write to the directory of PATH, as to /tmp. With count 0: an unlinked file
- * in $TMPDIR, else in the working directory.
+ * in $TMPDIR, else in the working directory. A file of PATH that was empty is empty again after pageout_close(); where the
+ * process ends without it, it holds what was in memory, and is refused the next time (mkswap makes it fit again).
+ * The standard error of now stays open until then, for the engine's last word.
  */
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 
@@ -93,7 +95,8 @@ void pageout_close(pageout *swap);
  * Maps length bytes of zeros, 1 byte to 64 TiB, at a multiple of 2 MiB. Nothing is in memory until it is touched.
  * A handler of a signal may touch it, but for one that can interrupt malloc() where that has fewer locks than there are
  * threads (musl; glibc with MALLOC_ARENA_MAX, or with more than eight threads a CPU): pageout_pin() what that one touches.
- * The engine would wait for the lock that the interrupted thread holds, for ever.
+ * The engine would wait for the lock that the interrupted thread holds, for ever. A robust mutex must be pinned: the kernel
+ * marks it when its owner ends, and waits for no page then. Do not call madvise(MADV_DOFORK): a child would read zeros.
  */
 void *pageout_map(pageout *swap, size_t length);
 

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::fmt::Display;
 use std::ops::Range;
-use std::process;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -19,8 +18,6 @@ pub struct Handle {
     /// Before the swap, which their end needs nothing of; regions keep the engine.
     tables: Mutex<Tables>,
     swap: Swap,
-    /// Whose it is. In a fork's child the tables are as they were at that moment, and their lock, too.
-    process: u32,
 }
 
 #[derive(Default)]
@@ -31,7 +28,8 @@ struct Tables {
 
 impl Handle {
     fn tables(&self) -> Result<MutexGuard<'_, Tables>, String> {
-        if process::id() != self.process {
+        // In a fork's child they are as they were at that moment, and their lock, too.
+        if self.swap.is_forked() {
             return Err(Error::Forked.to_string());
         }
         Ok(self.tables.lock().unwrap_or_else(PoisonError::into_inner))
@@ -108,9 +106,7 @@ unsafe fn open(
 ) -> *mut Handle {
     // SAFETY: by contract.
     match unsafe { build(Swap::builder().memory(Bytes(memory_bytes)).delivery(delivery), devices, count) } {
-        Ok(swap) => {
-            Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap, process: process::id() }))
-        }
+        Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
         Err(why) => {
             fail(why);
             ptr::null_mut()

@@ -338,6 +338,32 @@ fn an_empty_file_is_empty_again() {
 }
 
 #[test]
+fn a_thread_that_is_to_be_cancelled_ends_it_first() {
+    extern "C" {
+        fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+    }
+    extern "C" fn end(swap: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: this thread, and what it was given.
+        unsafe {
+            assert_eq!(pthread_cancel(libc::pthread_self()), 0);
+            drop(Box::from_raw(swap.cast::<Swap>()));
+        }
+        swap
+    }
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let (argument, mut ended) = (Box::into_raw(Box::new(swap)).cast(), std::ptr::null_mut());
+        // SAFETY: as libc asks.
+        unsafe {
+            let mut thread = 0;
+            assert_eq!(libc::pthread_create(&mut thread, std::ptr::null(), end, argument), 0);
+            assert_eq!(libc::pthread_join(thread, &mut ended), 0);
+        }
+        assert_eq!(ended, argument, "it went on until its end");
+    });
+}
+
+#[test]
 fn errors_say_what_to_do() {
     let build = |spec: &str| Swap::builder().memory(LIMIT).device(spec).build().unwrap_err().to_string();
     let nothing = Swap::builder().build().unwrap_err().to_string();
@@ -357,6 +383,7 @@ fn errors_say_what_to_do() {
         (name("small") + ",size=1M", "give at least 64M"),
         (name("huge") + ",size=900T", "give less"),
         ("mem,size=1M".into(), "give at least 64M"),
+        (format!("mem,size={}", u64::MAX - 0x1f_ffff), "no memory for it; ask for less"),
         ("/dev/null".into(), "neither a regular file nor a block device"),
     ] {
         let error = build(&spec);

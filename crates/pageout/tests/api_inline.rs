@@ -687,6 +687,29 @@ fn what_the_program_closes_costs_time_only() {
 }
 
 #[test]
+fn no_more_descriptors_may_be_had() {
+    well("no_more_descriptors_may_be_had", || {
+        let handler = api_support::swap_on("mem,size=256M", |builder| builder);
+        for swap in [swap(), handler].into_iter().flatten() {
+            let mut region = swap.map(48 * MIB).unwrap();
+            fill(region.as_mut_slice(), 4);
+            // SAFETY: a whole structure.
+            let limit = |most| unsafe {
+                let mut limit: libc::rlimit = std::mem::zeroed();
+                assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+                let before = std::mem::replace(&mut limit.rlim_cur, most);
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+                before
+            };
+            let before = limit(0);
+            verify(region.as_slice(), 4);
+            drop((region, swap));
+            limit(before);
+        }
+    });
+}
+
+#[test]
 fn a_child_has_no_regions_and_may_make_its_own() {
     well("a_child_has_no_regions_and_may_make_its_own", || {
         let Some(first) = swap() else { return };
@@ -734,9 +757,12 @@ fn a_small_stack_is_enough() {
         let Some(swap) = swap() else { return };
         let mut region = swap.map(40 * MIB).unwrap();
         let words = region.as_mut_slice::<u64>();
+        let small = || thread::Builder::new().stack_size(16 << 10);
         thread::scope(|scope| {
-            let small = thread::Builder::new().stack_size(16 << 10);
-            small.spawn_scoped(scope, || fill(words, 8)).unwrap();
+            small().spawn_scoped(scope, || fill(words, 8)).unwrap();
+        });
+        thread::scope(|scope| {
+            small().spawn_scoped(scope, || drop(region.pin(0..8 * MIB).unwrap())).unwrap();
         });
         verify(region.as_slice(), 8);
     });

@@ -145,8 +145,8 @@ impl Asked {
     fn room_in(&self, path: &Path, unasked: bool) -> Result<u64, Error> {
         let shown = path.display().to_string();
         let wrong = |why: String| Error::Device { name: shown.clone(), why };
-        let system = FileSystem::of_path(&c_path(path))
-            .map_err(|errno| wrong(format!("{}; name another place", OpenError::from(errno))))?;
+        let system =
+            FileSystem::of_path(&c_path(path)).map_err(|errno| wrong(OpenError::from(errno).to_string()))?;
         if unasked && system.in_memory {
             let why = format!("is {}, so memory too; name a file on a disk, or mem", system.name);
             return Err(wrong(why));

@@ -200,6 +200,15 @@ impl Shared {
     fn stand(&self, number: usize) {
         self.table.taken.fetch_and(!(1 << number), SeqCst);
     }
+
+    /// Answers a fault of the calling thread, on a stack of ours. Signals are blocked, no lock held.
+    fn answer(&self, engine: &Engine<Managed>, address: usize) {
+        let (number, seat) = self.sit();
+        let task = Task { engine, seat, address };
+        // SAFETY: the seat is ours, and with it the stack, whose top is aligned to a page.
+        unsafe { on_stack((*seat).stack.end(), run, (&raw const task).cast()) };
+        self.stand(number);
+    }
 }
 
 /// Has handlers answer faults for an engine, until it is dropped.
@@ -234,10 +243,7 @@ impl Drop for Presence {
 /// Answers a fault at `address` as if this thread had taken it. All signals are blocked, no lock held.
 pub(super) fn answer(engine: &Engine<Managed>, address: usize) {
     let Some(Ok(shared)) = SHARED.get() else { unreachable!("an engine without handlers") };
-    let (number, seat) = shared.sit();
-    // SAFETY: the seat is ours.
-    unsafe { &mut (*seat).server }.answer_own(engine, address, thread());
-    shared.stand(number);
+    shared.answer(engine, address);
 }
 
 /// Tells threads apart, without a system call.
@@ -260,11 +266,7 @@ fn is_ours(address: usize) -> bool {
         // built with CONFIG_MEMORY_FAILURE.
         let engine = engine.filter(|engine| engine.manages(address) && engine.tag(address) != Tag::Poisoned);
         if let Some(engine) = engine {
-            let (number, seat) = shared.sit();
-            let task = Task { engine, seat, address };
-            // SAFETY: the seat is ours, and with it the stack, whose top is aligned to a page.
-            unsafe { on_stack((*seat).stack.end(), run, (&raw const task).cast()) };
-            shared.stand(number);
+            shared.answer(engine, address);
         }
         slot.users.fetch_sub(1, SeqCst);
         if engine.is_some() {
@@ -281,7 +283,7 @@ struct Task<'a> {
 }
 
 extern "C" fn run(task: *const c_void) {
-    // SAFETY: `is_ours` waits for this call; the seat is its own.
+    // SAFETY: who sits there waits for this call; the seat is its own.
     let (task, server) = unsafe {
         let task = &*task.cast::<Task<'_>>();
         (task, &mut (*task.seat).server)

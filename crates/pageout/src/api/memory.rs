@@ -6,6 +6,8 @@
 //! Under `pageout run` another engine manages the program's memory, and must not take up what is registered here: there
 //! the agent maps it, and knows what is to be left alone from before it can be seen until it is gone.
 
+use super::error::MOST_BYTES;
+use super::process::Process;
 use crate::device::{Device, Kind, Run};
 use crate::space::{BLOCK, PAGE};
 use core::ffi::{c_void, CStr};
@@ -25,7 +27,7 @@ pub(super) struct Mapping {
     /// Who has mapped it, if we have not.
     agent: Option<&'static Agent>,
     /// Whose it is. A fork's child does not have it, and may have something else there.
-    process: u32,
+    process: Process,
 }
 
 /// Maps addresses without access, `len` and a guard page on each side.
@@ -80,8 +82,7 @@ impl Agent {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of zeros, rounded up to pages, which no other engine manages. `len` is above 0 and at most
-    /// `MOST_BYTES`.
+    /// Maps `len` bytes of zeros, rounded up to pages, which no other engine manages; from 1 to [`MOST_BYTES`].
     pub(super) fn new(len: usize) -> Result<Self, Errno> {
         Self::by(Agent::of_run(), len)
     }
@@ -92,12 +93,15 @@ impl Mapping {
     }
 
     fn by(agent: Option<&'static Agent>, len: usize) -> Result<Self, Errno> {
+        if !(1..=MOST_BYTES).contains(&len) {
+            return Err(Errno::NOMEM);
+        }
         let len = len.next_multiple_of(PAGE);
         let start = match agent {
             Some(agent) => agent.map(len)?,
             None => between_guards(len)?,
         };
-        let mapping = Self { start, len, agent, process: std::process::id() };
+        let mapping = Self { start, len, agent, process: Process::this() };
         // SAFETY: just mapped, and ours.
         unsafe {
             // Before the access is given: locked memory would be filled at once.
@@ -188,7 +192,7 @@ impl Device for MemoryDevice {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if Process::this() != self.process {
             return;
         }
         // SAFETY: ours, guard pages included; whoever had addresses in it is gone.

@@ -25,10 +25,11 @@
 //! | devices | what a specification names |
 //! | header | what `mkswap` wrote there |
 //! | memory | mappings |
+//! | process | whether this is a fork's child |
 //!
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
 //! `/dev/userfaultfd`, or more rights; neither where threads answer their own faults, see [`Delivery`]. After a `fork` regions are the parent's alone. The engine opens all it needs when
-//! it is built, in a file table of its own: a program may close descriptors, drop privileges and lower its
+//! it is built, in a file table of its own, where standard error stays open: a program may close descriptors, drop privileges and lower its
 //! limits afterwards, but for those on address space, data and the size of files, which are the engine's, too: beyond the last
 //! no page can leave to a file. A seccomp filter on all threads is on the engine's too.
 
@@ -40,6 +41,7 @@ mod host;
 mod inline;
 mod managed;
 mod memory;
+mod process;
 mod region;
 mod spec;
 mod swap;

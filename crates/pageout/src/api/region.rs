@@ -67,11 +67,14 @@ pub struct RegionStats {
 /// back. What a device cannot bring back raises SIGBUS where it is touched, never wrong data.
 ///
 /// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
+///   Do not undo that (`MADV_DOFORK`): the child would read zeros where the parent has pages out.
 /// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
 /// * **Handlers of signals** may touch it, but for one that can interrupt the allocator (`malloc`) where that has one lock for
 ///   all threads, or fewer than threads (musl; glibc with `MALLOC_ARENA_MAX`, or with more than eight threads a CPU): the engine
 ///   allocates, and would wait for the lock that the interrupted thread holds, for ever. [Pin](Region::pin) what such a handler
 ///   touches.
+/// * **Robust mutexes** (`PTHREAD_MUTEX_ROBUST`) must be [pinned](Region::pin): when a thread ends with one, the kernel marks it,
+///   and waits for no page. So whoever waits for one that is out is not told that its owner has died.
 /// * **`mlock`, `mlockall`**: what the program locks stays, and counts. Regions mapped after `mlockall` are not locked.
 /// * **Direct I/O** works. `vmsplice`, `MSG_ZEROCOPY` and the like lend pages to the kernel without
 ///   telling anybody: [`Region::pin`] the bytes as long as they are lent.

@@ -5,12 +5,12 @@ use super::host::{self, Handle, Plan, Request};
 use super::inline::{Descriptors, Presence};
 use super::managed::Managed;
 use super::memory::Mapping;
+use super::process::Process;
 use super::{Bytes, Error, Region};
 use crate::engine::{Engine, Swapin};
 use crate::stats::Stats;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use rustix::process::{getpid, Pid};
 use std::string::String;
 use std::sync::mpsc::{channel, sync_channel, Sender};
 use std::sync::Arc;
@@ -62,6 +62,11 @@ impl Swap {
     /// The limit in bytes.
     pub fn memory(&self) -> Bytes {
         self.inner.memory
+    }
+
+    /// Whether this is a fork's child, where engine and regions are its parent's.
+    pub fn is_forked(&self) -> bool {
+        self.inner.is_foreign()
     }
 
     /// Whether a page has found no room on any device. Then pages stay, and memory grows beyond the limit. Where writes fail,
@@ -139,7 +144,9 @@ impl Builder {
 
     /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
     /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
-    /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, and what lies
+    /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, but not where the
+    /// process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
+    /// memory, and is refused the next time (`mkswap` makes it fit again). What lies
     /// behind the room that `mkswap` was told of is left alone. Others must not be able to write to its directory, as to
     /// `/tmp`. Devices of higher priority are used first.
     ///
@@ -206,7 +213,7 @@ impl Builder {
                     stats,
                     memory: self.memory,
                     pinned: AtomicU64::new(0),
-                    process: getpid(),
+                    process: Process::this(),
                     presence: None,
                     _descriptors: descriptors,
                 };
@@ -218,7 +225,7 @@ impl Builder {
                 Ok(Swap { inner: Arc::new(inner) })
             }
             Err(error) => {
-                let _ = thread.join();
+                join(thread);
                 Err(error)
             }
         }
@@ -235,7 +242,7 @@ pub(super) struct Inner {
     /// Bytes that are pinned.
     pub(super) pinned: AtomicU64,
     /// Whose threads they are: a fork's child has none.
-    process: Pid,
+    process: Process,
     /// With inline delivery; ends before the engine does.
     presence: Option<Presence>,
     /// With inline delivery; closed when the engine has ended.
@@ -273,7 +280,7 @@ impl Inner {
 
     /// Is this a fork's child?
     pub(super) fn is_foreign(&self) -> bool {
-        getpid() != self.process
+        Process::this() != self.process
     }
 
     /// Has the engine manage a fresh mapping.
@@ -327,8 +334,22 @@ impl Drop for Inner {
         }
         self.presence = None;
         let _ = first.requests.send(Request::Stop);
-        let _ = first.thread.join();
+        join(first.thread);
     }
+}
+
+/// Waits for a thread's end. Is the caller to be cancelled (pthread_cancel(3)), then not here: it would unwind.
+fn join(thread: JoinHandle<()>) {
+    extern "C" {
+        fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+    }
+    const DISABLE: libc::c_int = 1;
+    let mut state = 0;
+    // SAFETY: the calling thread's own state, put back as it was.
+    unsafe { pthread_setcancelstate(DISABLE, &mut state) };
+    let _ = thread.join();
+    // SAFETY: the same.
+    unsafe { pthread_setcancelstate(state, &mut state) };
 }
 
 #[cfg(test)]

@@ -51,7 +51,8 @@ impl fmt::Display for OpenError {
             Self::Refused(Errno::FBIG) => {
                 write!(f, "larger than the limit on file sizes; raise it (ulimit -f) or ask for less")
             }
-            Self::Refused(errno) => write!(f, "{errno}"),
+            Self::Refused(Errno::NOMEM) => write!(f, "no memory for it; ask for less"),
+            Self::Refused(errno) => write!(f, "{errno}; name another place"),
             Self::NotAFile => {
                 write!(f, "neither a regular file nor a block device; name one of those")
             }

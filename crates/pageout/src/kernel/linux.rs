@@ -9,7 +9,7 @@ use linux_raw_sys::general as raw;
 use pageout_uffd::{
     self as uffd, CopyMode, EventBuffer, Features, MoveMode, OpenError, Partial, RegisterMode, Uffd,
 };
-use rustix::event::{poll, PollFd, PollFlags};
+use rustix::event::{fd_set_insert, poll, select, FdSetElement, PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
@@ -77,7 +77,17 @@ impl fmt::Display for LinuxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LinuxError::Userfaultfd(error) => error.fmt(f),
-            LinuxError::Proc(file, errno) => write!(f, "/proc/self/{file}: {errno}; is /proc mounted?"),
+            LinuxError::Proc(file, errno) => {
+                let remedy = match *errno {
+                    Errno::MFILE | Errno::NFILE => "raise ulimit -n",
+                    // Who changes its user is not dumpable, and such files are root's.
+                    Errno::ACCESS | Errno::PERM => {
+                        "call prctl(PR_SET_DUMPABLE, 1), if the program has changed its user"
+                    }
+                    _ => "is /proc mounted?",
+                };
+                write!(f, "/proc/self/{file}: {errno}; {remedy}")
+            }
             LinuxError::Memory(errno) => write!(f, "no memory for the engine: {errno}"),
             LinuxError::Descriptor(errno) => {
                 write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n")
@@ -549,8 +559,18 @@ impl Kernel for Linux {
     }
 
     fn wait_event(&self, timeout_ns: u64) -> bool {
-        let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
-        matches!(poll(&mut fds, timeout(timeout_ns).as_ref()), Ok(1))
+        let timeout = timeout(timeout_ns);
+        match poll(&mut [PollFd::new(&self.uffd, PollFlags::IN)], timeout.as_ref()) {
+            // No descriptor may be polled that the process could not open (RLIMIT_NOFILE is 0 by now); select(2) asks for
+            // no such right.
+            Err(Errno::INVAL) => {
+                let (fd, mut set) = (self.uffd.as_fd().as_raw_fd(), [FdSetElement::default(); 1024]);
+                fd_set_insert(&mut set, fd);
+                // SAFETY: our own descriptor.
+                matches!(unsafe { select(fd + 1, Some(&mut set), None, None, timeout.as_ref()) }, Ok(1))
+            }
+            polled => polled == Ok(1),
+        }
     }
 
     fn read_events(&self, out: &mut [Event]) -> usize {

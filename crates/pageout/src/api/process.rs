@@ -1,0 +1,64 @@
+//! Which process this is: a fork's child is another one, and finds it out whatever numbers it and its parent have. Init of
+//! a pid namespace has the number of every other.
+
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use rustix::mm::{madvise, mmap_anonymous, Advice, MapFlags, ProtFlags};
+use std::sync::OnceLock;
+
+/// Tells the calling process from all that it descends from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process(u64);
+
+/// The last that was given, here or in whom this process descends from.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+impl Process {
+    /// Any thread, and a signal's handler but for the first time.
+    pub(super) fn this() -> Self {
+        match own() {
+            Some(own) => {
+                let new = |known| (known == 0).then(|| LAST.fetch_add(1, SeqCst) + 1);
+                let _ = own.fetch_update(SeqCst, SeqCst, new);
+                Self(own.load(SeqCst))
+            }
+            None => Self(std::process::id().into()),
+        }
+    }
+}
+
+/// A word that is 0 in a fork's child. `None`: no memory.
+fn own() -> Option<&'static AtomicU64> {
+    static OWN: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+    *OWN.get_or_init(|| {
+        let (len, access) = (size_of::<AtomicU64>(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping, never unmapped; zeros are a number.
+        unsafe {
+            let page = mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).ok()?;
+            madvise(page, len, Advice::LinuxWipeOnFork).ok()?;
+            Some(&*page.cast::<AtomicU64>())
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_another() {
+        let parent = Process::this();
+        assert_eq!(Process::this(), parent);
+        // SAFETY: the child leaves without cleaning up.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_another = Process::this() != parent && Process::this() == Process::this();
+            // SAFETY: ends it.
+            unsafe { libc::_exit(is_another.into()) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 1);
+        assert_eq!(Process::this(), parent);
+    }
+}
