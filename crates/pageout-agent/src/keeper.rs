@@ -305,6 +305,7 @@ fn begun() {
 /// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program. Whose own orphans come to
 /// itself would wait for such a keeper, as for all its children: it has one that it does not see.
 extern "C" fn messenger(gets_orphans: usize) -> ! {
+    sys::note_rank();
     // The keeper is born as its maker is: among busy threads a short program was over before it began.
     sys::go_before_all();
     let kind = if gets_orphans != 0 { task::Kind::Sibling } else { task::Kind::Process };
@@ -376,6 +377,7 @@ extern "C" fn keeper(_: usize) -> ! {
     }
     nobody_is_called();
     let kernel = match Linux::open() {
+        Ok(kernel) if sys::serves_real_time() => kernel.everywhere(),
         Ok(kernel) => kernel,
         Err(error) => {
             let why = alloc::format!("{error}");

@@ -1,6 +1,6 @@
 //! System calls that rustix has no name for, raw: no errno, no thread-local state.
 
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::sync::Baton;
 use rustix::io::Errno;
@@ -240,11 +240,28 @@ fn first_or(other: &Scheduling) -> bool {
     first
 }
 
-/// For the watch, which sleeps between any two looks: a real-time class, the lowest but one. As an ordinary
-/// thread it was woken up to 90 ms late while four threads were busy on two CPUs: 200 MB of new memory. Where that
-/// is not allowed, as [`go_first`].
+/// The real-time priority of who made the keeper; 0 for the other classes.
+static RANK: AtomicU32 = AtomicU32::new(0);
+
+/// In a task that was made just now, which is of its maker's class: notes that.
+pub fn note_rank() {
+    let mut priority = 0i32;
+    // SAFETY: `struct sched_param` is this number.
+    let _ = unsafe { call(raw::__NR_sched_getparam, 0, &raw mut priority as usize, 0, 0) };
+    RANK.store(priority as u32, Ordering::Relaxed);
+}
+
+/// Is the program of a real-time class? Then it may keep all of the CPUs that it has.
+pub fn serves_real_time() -> bool {
+    RANK.load(Ordering::Relaxed) != 0
+}
+
+/// For the watch, which sleeps between any two looks: a real-time class, the lowest but one, or right above the
+/// program's. As an ordinary thread it was woken up to 90 ms late while four threads were busy on two CPUs: 200 MB of new
+/// memory. Where that is not allowed, as [`go_first`].
 pub fn go_before_all() {
-    if !Scheduling::real_time(2).is_granted(0) {
+    let above = RANK.load(Ordering::Relaxed) + 1;
+    if !Scheduling::real_time(above.clamp(2, 99)).is_granted(0) {
         go_first();
     }
 }

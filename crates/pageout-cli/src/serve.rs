@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
+use pageout::api::Bytes;
 use pageout::stats::STATS_BYTES;
 use pageout::tree::SEATS;
 use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
@@ -142,14 +143,24 @@ impl Client {
         (self.pid, self.name, self.pidfd) = identify(said, peer);
     }
 
-    /// Says once why it may get SIGBUS, and once why it may go beyond its limit.
-    fn tell_of_errors(&mut self) {
+    /// Says once why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
+    fn tell_of_errors(&mut self, keeper: Option<i32>) {
         let stats = self.stats.stats();
         let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
         if unwritten && !std::mem::replace(&mut self.told_unwritten, true) {
+            let may_write = keeper.and_then(|pid| sys::limit_for(pid, libc::RLIMIT_FSIZE)).map(Bytes);
+            let look = match may_write {
+                Some(most) => {
+                    format!("it may write files up to {most}, and so swap, memory too: raise ulimit -Hf")
+                }
+                None => {
+                    "look whether its file system is full or read-only, and for errors of the disk (dmesg)"
+                        .into()
+                }
+            };
             say::warning(format_args!(
                 "{} ({}): some of its memory could not be written to swap and goes elsewhere, or stays, beyond the \
-                 limit if need be; look whether its file system is full or read-only, and for errors of the disk (dmesg)",
+                 limit if need be; {look}",
                 self.pid, self.name
             ));
         }
@@ -623,8 +634,11 @@ impl Server {
         if !self.seats.due_in().is_zero() {
             return;
         }
-        let clients = self.connections.iter_mut().filter_map(|connection| connection.client.as_mut());
-        clients.for_each(Client::tell_of_errors);
+        for connection in &mut self.connections {
+            if let Some(client) = &mut connection.client {
+                client.tell_of_errors(Some(connection.peer));
+            }
+        }
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
@@ -649,7 +663,7 @@ impl Server {
 
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, mut client: Client) {
-        client.tell_of_errors();
+        client.tell_of_errors(None);
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));

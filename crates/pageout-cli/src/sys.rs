@@ -306,6 +306,14 @@ pub fn limit_of(resource: libc::__rlimit_resource_t) -> (u64, u64) {
     (limit.rlim_cur, limit.rlim_max)
 }
 
+/// The soft limit of another process's resource, if it can be asked for and there is one.
+pub fn limit_for(pid: i32, resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is room for one rlimit.
+    unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut limit) };
+    Some(limit.rlim_cur).filter(|limit| *limit != libc::RLIM_INFINITY)
+}
+
 /// Raises the soft limit of a resource to its hard limit and returns the former soft limit.
 pub fn raise_limit(resource: libc::__rlimit_resource_t) -> u64 {
     let (soft, hard) = limit_of(resource);

@@ -44,6 +44,12 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("exec-fits", "[COUNT]: touches --size and becomes itself again, COUNT times", exec_fits)
         .helper(),
+    Trap::new(
+        "exec-real-time",
+        "the same on one CPU, which a program of a real-time class has for itself",
+        exec_real_time,
+    )
+    .may_log(),
     Trap::new("no-children", "waits for children that it does not have", no_children),
     Trap::new("no-children-init", "the same as the first process of a PID namespace", no_children_init)
         .need_not_swap()
@@ -434,6 +440,22 @@ fn exec_fits(ctx: &Ctx) -> Outcome {
     let mut words = arguments(ctx, "exec-fits", ctx.size)?;
     words.push(CString::new(left.to_string()).expect("no zero"));
     Err(become_trap(&words))
+}
+
+fn exec_real_time(ctx: &Ctx) -> Outcome {
+    // SAFETY: whole structures; zeroed is an empty set.
+    let has_it = unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu().max(0) as usize, &mut one);
+        let mut priority: libc::sched_param = std::mem::zeroed();
+        priority.sched_priority = 3;
+        libc::sched_setaffinity(0, size_of_val(&one), &one) == 0
+            && libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) == 0
+    };
+    if !has_it {
+        return Err(Stop::Skip(format!("a real-time class: {}", std::io::Error::last_os_error())));
+    }
+    Err(become_trap(&arguments(ctx, "fill", ctx.size)?))
 }
 
 fn exec_threads(ctx: &Ctx) -> Outcome {

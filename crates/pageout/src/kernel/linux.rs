@@ -275,6 +275,14 @@ impl Linux {
         })
     }
 
+    /// Has the calling thread, and those that it makes, run on any CPU that the process may have, whichever it chose: as the
+    /// kernel's own reclaim does.
+    pub fn everywhere(mut self) -> Self {
+        self.home = self.whole;
+        let _ = sched_setaffinity(None, &self.whole);
+        self
+    }
+
     /// Names the page that probes for unread events: registered and mapped for good.
     pub fn set_probe(&mut self, page: usize) {
         self.probe = page;
