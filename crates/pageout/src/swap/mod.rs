@@ -2,6 +2,7 @@
 //! what a fork's child gets.
 
 pub mod heir;
+mod leave;
 pub mod moved;
 mod place;
 pub mod swapin;
