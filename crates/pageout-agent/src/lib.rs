@@ -17,7 +17,9 @@
 //! | sys | raw system calls |
 //! | task | raw clones: the keeper and its threads |
 //! | link | the connection to `pageout run` |
-//! | keeper | the keeper's life: watch, take up, follow, end |
+//! | keeper | the keeper: started, and found by the program's threads |
+//! | life | its life: watch, take up, follow, end |
+//! | threads | its other threads: servers, the evictor |
 //! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |
 //! | clock | how long the program has run |
@@ -40,6 +42,7 @@ mod exit;
 mod fork;
 mod heir;
 mod keeper;
+mod life;
 mod link;
 mod maps;
 mod mem;
@@ -49,6 +52,7 @@ mod program;
 mod remap;
 mod sys;
 mod task;
+mod threads;
 mod twin;
 mod wrap;
 

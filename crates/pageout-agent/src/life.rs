@@ -1,0 +1,606 @@
+//! The keeper's life: watch, take up, follow, end.
+//!
+//! *Watch*: the first thread looks at the resident memory of the address space, the more often the nearer
+//! the limit. Nothing is registered, no other thread runs, no fault is taken. *Take up*, at 80 % of the limit:
+//! staging is mapped, servers start, every area that can be managed is adopted. *Follow*: the same
+//! thread goes on looking, for new areas and for growth that no fault announces. *End*: when the program exits
+//! or executes another one.
+
+use crate::clock::Clock;
+use crate::code::{is_code, Code};
+use crate::devices::Devices;
+use crate::keeper::{self, give_up, Keeper};
+use crate::link::{Link, Welcome};
+use crate::maps::Maps;
+use crate::part::Part;
+use crate::{exit, fork, heir, memory, part, program, sys, threads, wrap};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+use pageout::engine::{Config, Engine, Swapin};
+use pageout::frame::{Frames, CHUNK, EXECUTABLE};
+use pageout::kernel::{HugePages, Kernel, Linux, Statm};
+use pageout::space::discover::{bss_end, Area, Walk};
+use pageout::space::{BLOCK, PAGE};
+use pageout::stats::Stats;
+use pageout::swap::Place;
+use pageout::wire::{Kind, Message, Settings, BYE_ENDED, BYE_EXEC};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+
+/// First touches are taken to be at most this fast, in bytes a nanosecond (19 GB/s were measured).
+const FASTEST: u64 = 20;
+/// Part of the stated slack that a watch may let pass between two looks, in bytes.
+const SLACK: u64 = 24 << 20;
+/// The same while the engine works, when all that is left to do is to register.
+const FOLLOW_SLACK: u64 = 40 << 20;
+/// Between two looks there are at most so many ns, whatever happens.
+const LONGEST_NAP: u64 = 100_000_000;
+/// The same near the limit, of a program that hardly runs. Once the engine works, of those that do not run, so many for each
+/// that is there, so that all of them together cost little: run tells who rests that others need what it has. Not more than it
+/// takes, for some growth does not ring: by a long system call, or by who shares the memory and is no thread (CLONE_VM).
+const LONGEST_REST: u64 = 10_000_000;
+const REST_OF_EACH: u64 = 1_250_000;
+/// Nor do they look more often than once in so many ns for each that is there, also while all together are over the limit: a look
+/// takes 25 us where many share the processors, and who is to evict waits behind them.
+const LOOK_OF_EACH: u64 = 125_000;
+/// Who has run for less than this part of the time hardly runs.
+const HARDLY: u64 = 8;
+/// So many bytes over the limit no ordinary thread comes before the evictor.
+const FAR_OVER: i64 = 16 << 20;
+/// After so many looks without new memory that no fault announced.
+const CALM: u64 = 4;
+/// Areas below this many bytes are not worth a registration.
+const SMALLEST_AREA: usize = 4 * PAGE;
+/// Nor is what has grown, before it is this part of the limit, between these bytes: the kernel never merges what is
+/// registered at different times, and a program has only so many mappings (65,530). Of the stated slack.
+const GROWTH_SHARE: u64 = 32;
+const LEAST_GROWTH: u64 = 1 << 20;
+const MOST_GROWTH: u64 = 16 << 20;
+/// An area of at most this many bytes that holds a thread's control block is that thread's stack.
+const LARGEST_STACK: usize = 64 << 20;
+/// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
+const SERVERS: usize = 4;
+/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
+/// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
+const COUNT_EVERY: u64 = 300_000_000;
+/// How long (ns) what cannot go must have stayed as it is before the user is told.
+const REST: u64 = 2_000_000_000;
+/// Or been over the limit without a break, if it never rests.
+const RESTLESS: u64 = 2 * REST;
+/// Who was found short of memory counts as short for so long (ns): others let what it lacks leave without stopping
+/// between two of its faults, which may take 2 MiB each.
+const SHORT_FOR: u64 = 20_000_000;
+/// So many threads at most allocate slots at once without meeting.
+const MOST_SHARDS: usize = 64;
+/// How often units that could not leave are tried again, in ns; and the more seldom the more there are, so many for each.
+const UNPARK_EVERY: u64 = 300_000_000;
+const UNPARK_EACH: u64 = 500_000;
+
+pub struct Life {
+    watch: OwnedFd,
+    sight: program::Sight,
+    clock: Option<Clock>,
+    /// For how long (ns) a program that hardly runs is left alone now.
+    rest: u64,
+    /// The last pause ended because the clock told that it runs, or run told something.
+    is_called: bool,
+    link: &'static Link,
+    settings: Settings,
+    part: Part,
+    devices: Devices,
+    stats: &'static Stats,
+    maps: Maps,
+    /// Size and data pages when areas were last looked for, and how often mappings had come or gone: what is unmapped and
+    /// mapped again between two looks leaves the sizes as they were.
+    scanned: (usize, usize, u32),
+    areas: Vec<(usize, usize)>,
+    /// What can be executed.
+    code: Vec<(usize, usize)>,
+    /// Bytes of memory that can be executed, at the last look; whether frames for it were asked for, and are there.
+    executable: usize,
+    asked_executable: bool,
+    takes_executable: bool,
+    /// The thread that evicts, and whether it is to hurry.
+    evictor: u32,
+    hurried: bool,
+    /// What could not go at the last count, in bytes.
+    unmanaged: u64,
+    /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
+    over: Option<(u64, u64, u64)>,
+    told_over: bool,
+}
+
+impl Life {
+    /// With nothing known yet of the program that `watch` is.
+    pub fn new(
+        watch: OwnedFd,
+        link: &'static Link,
+        welcome: Welcome,
+        part: Part,
+        stats: &'static Stats,
+    ) -> Self {
+        Self {
+            watch,
+            sight: program::Sight::new(),
+            clock: Clock::of(keeper::program()),
+            rest: 0,
+            is_called: false,
+            link,
+            settings: welcome.settings,
+            part,
+            devices: Devices::new(welcome.settings.device, welcome.devices),
+            stats,
+            maps: Maps::new(),
+            scanned: (0, 0, 0),
+            areas: Vec::with_capacity(256),
+            code: Vec::with_capacity(256),
+            executable: 0,
+            asked_executable: false,
+            takes_executable: false,
+            evictor: 0,
+            hurried: false,
+            unmanaged: 0,
+            over: None,
+            told_over: false,
+        }
+    }
+
+    pub fn run(&mut self, kernel: Linux) -> ! {
+        let heir = fork::is_heir().then(|| self.bequest());
+        keeper::begun();
+        let (mut last, mut still) = (0, 0);
+        while heir.is_none() {
+            let now = self.look(&kernel);
+            let resident = (now.resident * PAGE) as u64;
+            Stats::set(&self.stats.resident_bytes, resident);
+            self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
+            self.part.look(now, false, &kernel);
+            if self.part.is_due(now) {
+                break;
+            }
+            still = if resident == last { still + 1 } else { 0 };
+            last = resident;
+            let left = self.part.left(now, still);
+            let growth = (left + self.part.of_slack(SLACK)) / self.part.growers(now, still);
+            let wanted = (growth / FASTEST).clamp(500_000, LONGEST_NAP);
+            let is_set = self.clock.as_ref().is_some_and(|clock| clock.set(wanted));
+            let nap = if is_set { LONGEST_NAP } else { self.nap(wanted, LONGEST_REST, kernel.now()) };
+            self.pause(nap);
+        }
+        // It takes its time, and nobody looks meanwhile.
+        part::hold_all();
+        let keeper = self.take_up(kernel, heir);
+        self.follow(keeper)
+    }
+
+    /// What the parent left.
+    fn bequest(&self) -> heir::File {
+        let file = self.link.inherit(heir::TOKEN.load(Ordering::SeqCst));
+        file.and_then(heir::File::open).unwrap_or_else(|| {
+            give_up(format_args!(
+                "process {}, the child of a fork, did not get what its parent had swapped out; killed, so that it \
+                 cannot go on with zeros",
+                keeper::program()
+            ))
+        })
+    }
+
+    /// How long (ns) until the next look, if `wanted` is right for a program that runs: one that has hardly run since the last,
+    /// at `now`, takes hardly any memory. It is `longest` at most for one that has not run at all. Between two looks it may begin
+    /// to, which the clock tells.
+    fn nap(&mut self, wanted: u64, longest: u64, now: u64) -> u64 {
+        let Some(clock) = &mut self.clock else { return wanted };
+        let longest = match clock.ran(now) {
+            Some((0, _)) if !self.part.shares_much() => longest,
+            Some((ran, passed)) if ran <= passed / HARDLY => LONGEST_REST,
+            _ => wanted,
+        };
+        self.rest = if self.is_called { wanted } else { (2 * self.rest).clamp(wanted, wanted.max(longest)) };
+        if longest != wanted {
+            clock.set_at_once();
+        }
+        self.rest
+    }
+
+    /// Sleeps, or ends with the program.
+    fn pause(&mut self, nanoseconds: u64) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ };
+        let socket = self.link.fd();
+        let clock = self.clock.as_ref().map_or(self.watch.as_fd(), Clock::fd);
+        let mut fds =
+            [self.watch.as_fd(), clock, socket].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        // What another thread waits for is not ours to read, and this one, which runs before all, must not wait for
+        // that thread without a sleep.
+        let asked = if self.link.is_quiet() { 3 } else { 2 };
+        let [ended, rings, said] = match poll(&mut fds[..asked], Some(&timeout)) {
+            Ok(_) => fds.each_ref().map(|fd| !fd.revents().is_empty()),
+            Err(_) => [false; 3],
+        };
+        self.is_called = rings || said;
+        if let (true, Some(clock)) = (rings, &self.clock) {
+            clock.hush();
+        }
+        if ended {
+            self.end(BYE_ENDED);
+        }
+        while let Some(said) = self.link.heard(said) {
+            self.devices.listen(said, self.link, keeper::active());
+        }
+    }
+
+    /// What is there of the program's memory. Ends with the program.
+    fn look(&mut self, kernel: &Linux) -> Statm {
+        self.sight.look(kernel).unwrap_or_else(|| {
+            self.end(BYE_EXEC);
+            kernel.statm()
+        })
+    }
+
+    /// The program has gone, and with it the keeper, unless somebody else has its memory.
+    fn end(&mut self, reason: u64) {
+        if let Some(keeper) = keeper::active() {
+            if let Some(guest) = program::guest() {
+                return self.stay_for(guest);
+            }
+            fork::end();
+            self.tell_of_forks(keeper);
+        }
+        self.part.leave();
+        self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
+        sys::exit_group(0)
+    }
+
+    /// The program has gone, and somebody else has its memory.
+    fn stay_for(&mut self, guest: program::Guest) {
+        keeper::set_program(&guest);
+        self.watch = guest.watch;
+        self.sight = program::Sight::new();
+        self.clock = Clock::of(guest.id);
+        fork::program_ended();
+        self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
+    }
+
+    /// Starts the engine and adopts what there is.
+    fn take_up(&mut self, mut kernel: Linux, heir: Option<heir::File>) -> &'static Keeper {
+        let need = |what: Result<usize, Errno>| match what {
+            Ok(address) => address,
+            Err(errno) => {
+                give_up(format_args!("no memory for the engine of process {}: {errno}", keeper::program()))
+            }
+        };
+        // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
+        // the reader of events.
+        let mut taking = heir::Taking::new();
+        let executable;
+        match &heir {
+            Some(file) => {
+                let (code, found) = (&mut self.code, &mut self.executable);
+                self.maps.read(c"/proc/self/smaps", |line| {
+                    if let Some(area) = Area::parse(line) {
+                        code.extend(is_code(&area).then_some((area.start, area.end)));
+                        *found += if area.is_executable() { area.end - area.start } else { 0 };
+                    }
+                    taking.step(line);
+                });
+                executable = self.executable_frames(&kernel);
+                if !taking.register(file, &kernel) {
+                    give_up(format_args!(
+                        "process {}: what it inherits cannot be registered, or was moved by another thread during the \
+                         fork and cannot be found; killed",
+                        keeper::program()
+                    ));
+                }
+            }
+            None => {
+                executable = self.find_areas(&kernel);
+                let register =
+                    |(start, end): &&(usize, usize)| kernel.register(*start, *end - *start).is_ok();
+                taking.registered.extend(self.areas.iter().filter(register));
+            }
+        }
+        // The rest takes its time, and the threads that are started are as their maker.
+        sys::go_first();
+        let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
+        let frames = (limit_pages / 8).clamp(1024, 16384);
+        let huge = (limit_pages / 8 / 512).clamp(4, 32);
+        let zeros = need(memory::map(CHUNK * PAGE, PAGE));
+        let base = need(memory::map(frames * PAGE, BLOCK));
+        let huge_base = need(memory::map(huge * BLOCK, BLOCK));
+        let probe = need(memory::map(PAGE, PAGE));
+        // SAFETY: our own page.
+        unsafe { (probe as *mut u8).write_volatile(1) };
+        for (start, len) in [(base, frames * PAGE), (huge_base, huge * BLOCK), (probe, PAGE)] {
+            if let Err(errno) = kernel.register(start, len) {
+                give_up(format_args!("cannot register memory of process {}: {errno}", keeper::program()));
+            }
+        }
+        kernel.set_probe(probe);
+        let config = Config {
+            pins: Some(&exit::PINS),
+            limit_pages: limit_pages as i64,
+            max_order: self.settings.max_order.min(9) as u8,
+            swapin: match self.settings.swapin {
+                1 => Swapin::Always,
+                2 => Swapin::Madvise,
+                3 => Swapin::Never,
+                _ => Swapin::Auto,
+            },
+            huge: self.settings.max_order >= 9 && HugePages::now() != HugePages::Never,
+            zeros,
+        };
+        let place = Place::new(kernel.cpus().min(MOST_SHARDS), [], Box::new(self.link));
+        self.devices.open_all(&place, self.link);
+        let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
+        executable.into_iter().for_each(|base| frames.open_executable(base));
+        let mut engine = Engine::new(kernel, config, frames, place, self.stats);
+        if let Some(file) = &heir {
+            engine = engine.with_key(file.key());
+        }
+        let code = Code::new(self.code.clone(), &engine.kernel);
+        let keeper = Keeper::new(engine, self.link, code);
+        keeper.engine.adopt_registered(&taking.registered);
+        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
+            give_up(format_args!(
+                "process {}, the child of a fork: another process wrote to its memory before it had its engine; killed, so \
+                 that it cannot go on with what is wrong",
+                keeper::program()
+            ));
+        }
+        // No page leaves before forks that found no engine are through; `attend` sees to that.
+        keeper.engine.stand_still(true);
+        keeper.publish();
+        self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
+        Stats::set(&self.stats.active, 1);
+        self.evictor = keeper.hire(threads::evict);
+        keeper.hire(fork::attend);
+        for _ in 0..SERVERS {
+            keeper.hire(threads::serve);
+        }
+        sys::go_before_all();
+        if heir.is_some() {
+            // What it inherits is out already.
+            keeper.code.lock().keep();
+            fork::inherited();
+        }
+        keeper
+    }
+
+    fn follow(&mut self, keeper: &'static Keeper) -> ! {
+        let engine = &keeper.engine;
+        let mut still = 0u64;
+        let mut last = 0;
+        let mut faults = 0;
+        let mut short_until = 0;
+        let mut next_unpark = 0;
+        let mut next_count = 0;
+        loop {
+            engine.stock();
+            let seen = self.look(&engine.kernel);
+            let resident = seen.resident;
+            let now = engine.kernel.now();
+            // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.
+            let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
+            if faults != before && engine.is_full() {
+                short_until = now + SHORT_FOR;
+            }
+            let allowance = self.part.look(seen, now < short_until, &engine.kernel);
+            engine.set_limit((allowance as usize) / PAGE);
+            engine.measured(resident);
+            if now >= next_count {
+                self.count_unmanaged(engine, resident);
+                self.tell_of_forks(keeper);
+                let counted = engine.kernel.now();
+                let over = (resident * PAGE) as u64 > allowance;
+                let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+                next_count = counted + rest.min(COUNT_EVERY);
+            }
+            {
+                let mut policy = engine.policy.lock();
+                policy.reserve();
+                if now >= next_unpark {
+                    next_unpark = now + UNPARK_EVERY.max(UNPARK_EACH * policy.parked() as u64);
+                    policy.unpark();
+                }
+            }
+            // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
+            // that no fault announces.
+            still = (still + 1).min(12);
+            let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
+            self.part.tell_excess(over.max(0) as u64);
+            let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
+            let mappings = (seen.size, seen.data, changes);
+            if mappings != self.scanned {
+                self.scanned = mappings;
+                self.look_around(keeper, over.max(self.part.over() as i64));
+                still = 0;
+            } else if resident > last + 1024 {
+                still = 0;
+            }
+            let holds = over.max(self.part.over() as i64) < self.settings.limit_bytes as i64 / 128;
+            let calm = holds && still >= CALM;
+            keeper.queue.set_calm(self.evictor, calm);
+            // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
+            let far_over = over > FAR_OVER;
+            if far_over || self.hurried {
+                self.hurried = far_over;
+                sys::call_first(self.evictor, far_over);
+            }
+            if engine.pressed() {
+                engine.kick();
+            }
+            last = resident;
+            self.count_locks();
+            keeper.settle_bequests();
+            let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
+            let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
+            let longest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
+            let nap = if holds { self.nap(nap, longest, now) } else { nap };
+            self.pause(nap.max(LOOK_OF_EACH * self.part.alive()));
+        }
+    }
+
+    /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
+    /// user is told once.
+    fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
+        let limit = self.settings.limit_bytes;
+        let bytes = (engine.unmanaged(resident) * PAGE) as u64;
+        Stats::set(&self.stats.unmanaged_bytes, bytes);
+        // New memory that was not found yet is among it, but not twice.
+        let before = core::mem::replace(&mut self.unmanaged, bytes);
+        let stays = bytes.min(before);
+        let room = self.part.smallest();
+        engine.give_way(((stays + room) as usize) / PAGE);
+        let now = engine.kernel.now();
+        let (from, since, then) = *self.over.get_or_insert((now, now, stays));
+        // A locked heap that is collected never is.
+        let settled = stays.abs_diff(then) < limit / 64 || now - from >= RESTLESS;
+        if stays <= limit {
+            self.over = None;
+        } else if now - since < REST {
+            // Told when it has come to rest: the figure is to be of use, and what is found late can go after all.
+        } else if !settled {
+            self.over = Some((from, now, stays));
+        } else if !self.told_over {
+            self.told_over = true;
+            let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
+            self.link.log(
+                1,
+                format_args!(
+                    "process {}: {}M of its memory cannot go (files, code, shared or locked memory, stacks and \
+                     the like); it stays over its limit of {}M; give at least {}M",
+                    keeper::program(),
+                    mebibytes(stays),
+                    mebibytes(limit),
+                    mebibytes(stays + room)
+                ),
+            );
+        }
+    }
+
+    /// Says why children of the program end, unless it or a parent of it has.
+    fn tell_of_forks(&self, keeper: &Keeper) {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if TOLD.load(Ordering::Relaxed) {
+            return;
+        }
+        let _events = keeper.engine.events.read();
+        if keeper.code.lock().was_forked(&keeper.engine.kernel) {
+            TOLD.store(true, Ordering::Relaxed);
+            let line = format_args!(
+                "process {} forks past libc: what is swapped out would be zeros in such a child, so it ends with \
+                 SIGSEGV at once",
+                keeper::program()
+            );
+            self.link.log(1, line);
+        }
+    }
+
+    fn count_locks(&self) {
+        use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
+        use pageout::space::BLOCK_LOCKS;
+        let stats = self.stats;
+        for (class, taken, waits) in [
+            (&BLOCK_LOCKS, &stats.lock_block, &stats.lock_block_waits),
+            (&CLUSTER_LOCKS, &stats.lock_cluster, &stats.lock_cluster_waits),
+            (&LIST_LOCKS, &stats.lock_lists, &stats.lock_lists_waits),
+        ] {
+            let (acquired, waited) = class.counts();
+            Stats::set(taken, acquired);
+            Stats::set(waits, waited);
+        }
+    }
+
+    /// Looks for areas that can be managed. Those that can be executed are found once there is room for frames for them,
+    /// which is returned when it is new.
+    fn find_areas(&mut self, kernel: &Linux) -> Option<usize> {
+        self.read_areas();
+        let executable = self.executable_frames(kernel);
+        if executable.is_some() {
+            self.read_areas();
+        }
+        executable
+    }
+
+    fn read_areas(&mut self) {
+        self.areas.clear();
+        let mut stacks = exit::control_blocks();
+        stacks.sort_unstable();
+        let refused = |start: usize, end: usize| {
+            let first = stacks.partition_point(|block| *block < start);
+            let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
+            stack || end - start < SMALLEST_AREA
+        };
+        // Read by the kernel: it may be unmapped meanwhile, or its file be cut.
+        let bss_end_of = |at, file_end| {
+            let mut header = [0; 1024];
+            bss_end(sys::read_memory(at, &mut header)?, at, file_end)
+        };
+        let mut walk = Walk::new(self.takes_executable);
+        let (areas, code, executable) = (&mut self.areas, &mut self.code, &mut self.executable);
+        code.clear();
+        *executable = 0;
+        self.maps.read(c"/proc/self/maps", |line| {
+            let Some(area) = Area::parse(line) else { return };
+            code.extend(is_code(&area).then_some((area.start, area.end)));
+            if memory::is_own(area.start, area.end) {
+                return;
+            }
+            *executable += if area.is_executable() { area.end - area.start } else { 0 };
+            areas.extend(walk.step(&area, refused, bss_end_of));
+        });
+    }
+
+    /// New memory of so many bytes is worth to be taken up.
+    fn worth(&self) -> u64 {
+        (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH)
+    }
+
+    /// Room for frames for memory that can be executed, once there is much of that. From here on it is found.
+    fn executable_frames(&mut self, kernel: &Linux) -> Option<usize> {
+        if (self.executable as u64) < self.worth() || core::mem::replace(&mut self.asked_executable, true) {
+            return None;
+        }
+        // Refused where nothing may be written and executed: then there is no more of the program's, either.
+        let base = memory::map_executable(EXECUTABLE * PAGE).ok()?;
+        if kernel.register(base, EXECUTABLE * PAGE).is_err() {
+            memory::unmap(base, EXECUTABLE * PAGE);
+            return None;
+        }
+        self.takes_executable = true;
+        Some(base)
+    }
+
+    /// Adopts areas that are there and not managed yet, if it is worth it, or much is `over` the limit, in bytes: what grows
+    /// fast is slowed down by it.
+    fn look_around(&mut self, keeper: &'static Keeper, over: i64) {
+        let engine = &keeper.engine;
+        let loans = keeper.code.lock().loans();
+        let executable = self.find_areas(&engine.kernel);
+        executable.into_iter().for_each(|base| engine.frames.open_executable(base));
+        if !keeper.code.lock().found(&self.code, loans) {
+            self.scanned = (0, 0, 0);
+        }
+        let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
+        {
+            let regions = engine.events.read();
+            for (start, end) in &self.areas {
+                regions.gaps(*start, *end, |from, to| gaps.push((from, to)));
+            }
+        }
+        let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();
+        let worth = self.worth();
+        if over < worth as i64 && (grown as u64) < self.part.of_slack(worth) {
+            return;
+        }
+        for (start, end) in gaps {
+            // The program may have unmapped it since, and a thread of the engine may have got the addresses.
+            if memory::is_own(start, end) {
+                continue;
+            }
+            // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
+            let _ = engine.adopt(start, end);
+        }
+    }
+}
