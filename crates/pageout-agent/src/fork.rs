@@ -375,9 +375,11 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
     };
     heir::TOKEN.store(token, Ordering::SeqCst);
     keeper.code.lock().lend();
+    // Of the clone before, of which the child spoke first.
+    BORN.store(0, Ordering::Relaxed);
     answer(BEQUEATHED);
     let child = match await_clone(|| file.is_born()) {
-        CLONED => match BORN.swap(0, Ordering::Relaxed) {
+        CLONED => match BORN.load(Ordering::Relaxed) {
             0 => Child::Unknown,
             pid => Child::Number(pid),
         },

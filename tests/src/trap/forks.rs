@@ -25,8 +25,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-chain", "a child of a child of a child, whose parents end first", fork_chain).may_log(),
     Trap::new("fork-orphan", "a child that reads on when its parent was killed", fork_orphan).may_log(),
     Trap::new("fork-killed", "processes that are killed while they fork", fork_killed).may_log(),
-    Trap::new("fork-stillborn", "children that are killed as soon as they are there", fork_stillborn)
-        .may_log(),
+    Trap::new("fork-stillborn", "children that are killed as soon as they are there", fork_stillborn),
     Trap::new("fork-changes", "forks while another thread discards, unmaps and moves memory", fork_changes)
         .may_log(),
     Trap::new("fork-moves", "forks while threads are inside mremap", fork_moves).may_log(),
