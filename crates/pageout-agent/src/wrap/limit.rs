@@ -1,0 +1,78 @@
+//! Limits of the process.
+
+use super::answer;
+use crate::{keeper, memory, sys};
+use core::ffi::{c_int, c_uint};
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+/// `struct rlimit`: the limit, and what it may be raised to.
+type Limit = [u64; 2];
+
+/// See the table of [`super`]. What the program reads back is the sum.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prlimit(
+    process: c_int,
+    resource: c_uint,
+    new: *const Limit,
+    old: *mut Limit,
+) -> c_int {
+    let set = |new: *const Limit| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            sys::call(raw::__NR_prlimit64, process as usize, resource as usize, new as usize, old as usize)
+        }
+    };
+    let me = rustix::process::getpid().as_raw_nonzero().get();
+    // Not of a guest in the same memory (vfork), which is about to become another program.
+    let ours = (process == 0 || process == me) && me as u32 == keeper::program() && memory::is_home();
+    if new.is_null() || !ours || !matches!(resource, raw::RLIMIT_AS | raw::RLIMIT_DATA) {
+        return answer(set(new)) as c_int;
+    }
+    let more = |limit: u64| if limit == u64::MAX { limit } else { limit.saturating_add(memory::reserved()) };
+    // SAFETY: as the caller promises.
+    let raised = unsafe { *new }.map(more);
+    answer(match set(&raised) {
+        // More than it may be raised to.
+        Err(Errno::PERM) => set(new),
+        done => done,
+    }) as c_int
+}
+
+/// See the table of [`super`]: another name of `prlimit`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prlimit64(
+    process: c_int,
+    resource: c_uint,
+    new: *const Limit,
+    old: *mut Limit,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prlimit(process, resource, new, old) }
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const Limit) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prlimit(0, resource, new, core::ptr::null_mut()) }
+}
+
+/// See the table of [`super`]: another name of `setrlimit`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const Limit) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { setrlimit(resource, new) }
+}

@@ -1,0 +1,396 @@
+//! Memory: advice, mappings, moves, locks, and what lends pages.
+
+use super::{answer, fail, Next};
+use crate::maps::Maps;
+use crate::{memory, part, remap, sys};
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use linux_raw_sys::general as raw;
+use pageout::space::discover::Area;
+use pageout::space::PAGE;
+use rustix::io::Errno;
+
+extern "C" {
+    fn pwritev2(fd: c_int, parts: *const c_void, count: c_int, offset: i64, flags: c_int) -> isize;
+}
+
+static REALLOC: Next = Next::new(c"realloc");
+/// Is it the GNU libc's? Any other moves memory by libc's `mremap`, or not at all.
+static IS_GNU: AtomicBool = AtomicBool::new(false);
+
+/// Before `main`.
+pub fn prepare() {
+    IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let advised = |advice: c_int| {
+        // SAFETY: as the caller promises.
+        unsafe { sys::call(raw::__NR_madvise, address as usize, len, advice as usize, 0) }
+    };
+    answer(match advice {
+        // SAFETY: as the caller promises.
+        POPULATE_READ | POPULATE_WRITE => unsafe { populate(address as usize, len, advice) },
+        _ => advise(advice, || 0, advised),
+    }) as c_int
+}
+
+/// Does the program keep memory from its children? Said for good.
+static DONT_FORK: AtomicBool = AtomicBool::new(false);
+
+/// See [`DONT_FORK`].
+pub fn keeps_from_children() -> bool {
+    DONT_FORK.load(Ordering::Relaxed)
+}
+
+/// Memory that the kernel populates without letting anybody else change mappings: bytes, a millisecond.
+const POPULATED: usize = 4 << 20;
+const POPULATE_READ: c_int = raw::MADV_POPULATE_READ as c_int;
+const POPULATE_WRITE: c_int = raw::MADV_POPULATE_WRITE as c_int;
+
+/// Populates memory as madvise does, [`POPULATED`] at a time.
+///
+/// # Safety
+/// As madvise.
+unsafe fn populate(start: usize, len: usize, advice: c_int) -> Result<usize, Errno> {
+    let advised = |from: usize, len: usize| {
+        // SAFETY: as the caller promises.
+        unsafe { sys::call(raw::__NR_madvise, from, len, advice as usize, 0) }
+    };
+    let Some(end) = start.checked_add(len).filter(|_| len > POPULATED) else { return advised(start, len) };
+    let mut pieces = (start..end).step_by(POPULATED).map(|from| {
+        part::hold_up(POPULATED);
+        advised(from, POPULATED.min(end - from))
+    });
+    pieces.find(Result::is_err).unwrap_or(Ok(0))
+}
+
+/// Mappings that the program made here. One that takes the place of another of its size, which was not found yet,
+/// changes nothing else that the keeper sees: no size, and no event.
+static MAPPINGS: AtomicU32 = AtomicU32::new(0);
+
+/// How many mappings the program made by libc's `mmap`.
+pub fn mappings() -> u32 {
+    MAPPINGS.load(Ordering::Relaxed)
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    len: usize,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    const POPULATE: c_int = raw::MAP_POPULATE as c_int;
+    const ANONYMOUS: c_int = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS) as c_int;
+    const LEFT_ALONE: c_int = (raw::MAP_NONBLOCK | raw::MAP_LOCKED | raw::MAP_HUGETLB) as c_int;
+    let asked = flags & (POPULATE | ANONYMOUS | LEFT_ALONE) == POPULATE | ANONYMOUS;
+    let in_pieces = asked && len > POPULATED;
+    let flags = if in_pieces { flags & !POPULATE } else { flags };
+    let arguments = [address as usize, len, access as usize, flags as usize, fd as usize, offset as usize];
+    // SAFETY: as the caller promises.
+    let mapped = unsafe { sys::call6(raw::__NR_mmap, arguments) };
+    MAPPINGS.fetch_add(1, Ordering::Relaxed);
+    let writes = access as u32 & raw::PROT_WRITE != 0;
+    match mapped {
+        Ok(start) if in_pieces => {
+            // SAFETY: what was just mapped. That it could not be populated is nobody's to know.
+            let _ = unsafe { populate(start, len, if writes { POPULATE_WRITE } else { POPULATE_READ }) };
+        }
+        Ok(_) if writes && flags & ANONYMOUS == ANONYMOUS => part::hold_up(len),
+        _ => {}
+    }
+    answer(mapped) as *mut c_void
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    len: usize,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { mmap(address, len, access, flags, fd, offset) }
+}
+
+/// See the table of [`super`]. Takes what libc's takes in `...`, there or not.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    answer(unsafe { remap::remap(old as usize, old_len, new_len, flags as usize, new as usize) })
+        as *mut c_void
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn realloc(object: *mut c_void, len: usize) -> *mut c_void {
+    // SAFETY: as the caller promises. libc's own has such a header before each object.
+    unsafe {
+        let may_move = IS_GNU.load(Ordering::Relaxed)
+            && !object.is_null()
+            && (*object.cast::<Header>().sub(1)).size & MAPPED != 0;
+        if may_move {
+            return realloc_mapped(object, len);
+        }
+        bare_realloc(object, len)
+    }
+}
+
+/// Libc's.
+unsafe fn bare_realloc(object: *mut c_void, len: usize) -> *mut c_void {
+    type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+    // SAFETY: libc's function of that name, and as the caller promises.
+    unsafe { core::mem::transmute::<usize, Realloc>(REALLOC.get())(object, len) }
+}
+
+/// What the GNU libc has right before an object; each with flags in its lowest bits.
+#[repr(C)]
+struct Header {
+    /// How much of the mapping comes first, where the object has one of its own.
+    before: usize,
+    /// With the header, and to the end of the mapping.
+    size: usize,
+}
+
+const FLAGS: usize = 7;
+/// Of the size: the object has a mapping of its own.
+const MAPPED: usize = 2;
+
+/// For an object that has a mapping of its own.
+#[cold]
+unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
+    let header = object.cast::<Header>().wrapping_sub(1);
+    // SAFETY: as the caller promises.
+    let Header { before, size } = unsafe { header.read() };
+    let usable = (size & !FLAGS).wrapping_sub(size_of::<Header>());
+    // SAFETY: as the caller promises.
+    let direct = || unsafe { bare_realloc(object, len) };
+    // With as much as its size takes, which another object of its size would not need.
+    if len.saturating_add(size_of::<usize>()) <= usable {
+        return direct();
+    }
+    if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
+        return remap::one_at_a_time(direct);
+    }
+    // What are several mappings the kernel would not move: libc would copy, too, and nobody is to wait for that.
+    // SAFETY: objects of libc's; without one to begin with it allocates, without a length it frees.
+    unsafe {
+        let new = bare_realloc(core::ptr::null_mut(), len);
+        if !new.is_null() {
+            new.cast::<u8>().copy_from_nonoverlapping(object.cast(), usable);
+            bare_realloc(object, 0);
+        }
+        new
+    }
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn process_madvise(
+    process: c_int,
+    parts: *const c_void,
+    count: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> isize {
+    let advised = |advice: c_int| {
+        let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
+        // SAFETY: as the caller promises.
+        unsafe { sys::call6(raw::__NR_process_madvise, arguments) }
+    };
+    let lens = || {
+        // SAFETY: as the caller promises; asked only after the kernel has read them.
+        let part = |i| unsafe { parts.cast::<[usize; 2]>().add(i).read() };
+        (0..count).map(|i| part(i)[1]).sum()
+    };
+    answer(advise(advice, lens, advised)) as isize
+}
+
+/// Has `call` give advice, and tell of what it discarded; `whole` is what it answers if it gave all of it. Only then: what
+/// the kernel has refused it must not lose (memory of a file, by `MADV_FREE`).
+fn advise(
+    advice: c_int,
+    whole: impl Fn() -> usize,
+    call: impl Fn(c_int) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    const FREE: c_int = raw::MADV_FREE as c_int;
+    const DONTNEED: c_int = raw::MADV_DONTNEED as c_int;
+    const GUARD_INSTALL: c_int = 102;
+    if advice == raw::MADV_DONTFORK as c_int {
+        DONT_FORK.store(true, Ordering::Relaxed);
+    }
+    let given = call(advice);
+    // A hole stops neither the first nor the second.
+    let all = matches!(advice, FREE | GUARD_INSTALL)
+        && match given {
+            Ok(done) => done == whole(),
+            Err(errno) => errno == Errno::NOMEM,
+        };
+    if all {
+        // Guard pages stay.
+        let _ = call(DONTNEED);
+    }
+    given
+}
+
+const MCL_CURRENT: c_int = raw::MCL_CURRENT as c_int;
+const MCL_FUTURE: c_int = raw::MCL_FUTURE as c_int;
+const MCL_ONFAULT: c_int = raw::MCL_ONFAULT as c_int;
+
+/// See the table of [`super`].
+#[no_mangle]
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    let known = flags & !(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
+    if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
+        return answer(lock_by(flags)) as c_int;
+    }
+    let locked = sys::quietly(|| lock_all(flags));
+    if locked.is_err() {
+        // As if it had not been tried, but for what was locked before.
+        let _ = unlock_all();
+    }
+    answer(locked) as c_int
+}
+
+fn lock_by(flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: takes a number.
+    unsafe { sys::call(raw::__NR_mlockall, flags as usize, 0, 0, 0) }
+}
+
+fn unlock_all() -> Result<usize, Errno> {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(raw::__NR_munlockall, 0, 0, 0, 0) }
+}
+
+/// Locks what there is, mapping by mapping, and leaves the engine's out.
+fn lock_all(flags: c_int) -> Result<usize, Errno> {
+    // What is to come first; without it, it is not locked any more.
+    match flags & MCL_FUTURE {
+        0 => unlock_all()?,
+        _ => lock_by(flags & !MCL_CURRENT)?,
+    };
+    let (mut seen, mut failed) = (false, None);
+    Maps::new().read(c"/proc/self/maps", |line| {
+        seen = true;
+        let Some(Area { start, end, name, .. }) = Area::parse(line) else { return };
+        // The kernel's own is none of the program's memory.
+        if failed.is_some() || name.starts_with(b"[v") || memory::is_own(start, end) {
+            return;
+        }
+        let call = |number, last: u32| {
+            // SAFETY: changes no content.
+            unsafe { sys::call(number, start, end - start, last as usize, 0) }
+        };
+        // The first says whether it may be; the second brings it in, as far as it can be read.
+        match call(raw::__NR_mlock2, raw::MLOCK_ONFAULT) {
+            Ok(_) if flags & MCL_ONFAULT == 0 => drop(call(raw::__NR_mlock, 0)),
+            Ok(_) => {}
+            // It has gone meanwhile.
+            Err(Errno::NOMEM) if call(raw::__NR_msync, raw::MS_ASYNC).is_err() => {}
+            Err(errno) => failed = Some(errno),
+        }
+    });
+    match failed {
+        Some(errno) => Err(errno),
+        None if seen => Ok(0),
+        // Without /proc.
+        None => lock_by(flags),
+    }
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize, flags: c_uint) -> isize {
+    const F_GETFL: usize = 3;
+    const ACCESS: usize = 3;
+    const READ_ONLY: usize = 0;
+    const NONBLOCK: c_uint = 2;
+    const RWF_NOWAIT: c_int = 8;
+    // SAFETY: as the caller promises.
+    unsafe {
+        let reads = sys::call(raw::__NR_fcntl, fd as usize, F_GETFL, 0, 0)
+            .is_ok_and(|flags| flags & ACCESS == READ_ONLY);
+        if reads {
+            // Out of the pipe into memory: a copy already.
+            return answer(sys::call(raw::__NR_vmsplice, fd as usize, parts as usize, count, flags as usize))
+                as isize;
+        }
+        let nowait = if flags & NONBLOCK != 0 { RWF_NOWAIT } else { 0 };
+        const HERE: i64 = -1;
+        let Ok(count) = c_int::try_from(count) else { return fail(Errno::INVAL) as isize };
+        // libc's, since it waits: a thread can be cancelled there, as in its vmsplice.
+        pwritev2(fd, parts, count, HERE, nowait)
+    }
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: c_uint,
+) -> c_int {
+    const SOL_SOCKET: c_int = 1;
+    const SO_ZEROCOPY: c_int = 60;
+    if level == SOL_SOCKET && name == SO_ZEROCOPY {
+        return fail(Errno::OPNOTSUPP);
+    }
+    let arguments = [fd as usize, level as usize, name as usize, value as usize, len as usize, 0];
+    // SAFETY: as the caller promises.
+    answer(unsafe { sys::call6(raw::__NR_setsockopt, arguments) }) as c_int
+}
+
+/// Brings a word in; false where there is none that the program may read.
+pub fn can_be_read(address: usize) -> bool {
+    // SAFETY: changes no content.
+    unsafe { populate(address & !(PAGE - 1), PAGE, POPULATE_READ) }.is_ok()
+}
+
+/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done.
+pub fn bring_in(address: usize, len: usize) {
+    let start = address & !(PAGE - 1);
+    let len = address.wrapping_add(len).wrapping_sub(start);
+    // SAFETY: changes no content. What is not memory is the clone's to refuse.
+    let _ = unsafe { populate(start, len, POPULATE_WRITE) };
+}

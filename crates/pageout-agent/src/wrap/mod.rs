@@ -1,0 +1,118 @@
+//! The functions of libc that the agent replaces, each for one hazard. They run in the program's threads,
+//! make the call themselves where a raw system call will do, and change nothing else.
+//!
+//! `mapping`, `thread`, `limit` and `forks` have them by what they are about, `number` has `syscall`.
+//!
+//! | function | why |
+//! |---|---|
+//! | pthread_create, thrd_create | the kernel writes to a thread's memory when it exits: see `exit` |
+//! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
+//! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
+//! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
+//! | madvise, mmap | while far too much is there who takes more waits a little: what is new grows faster than anything leaves |
+//! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
+//! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
+//! | prctl | from a filter on nothing is called for a move that the filter may not allow |
+//! | mlockall | the engine's memory would be locked as well, populated, and counted |
+//! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
+//! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
+//! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
+//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam}, sched_setattr, setpriority | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
+//! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
+//! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
+//! | syscall | any of these by its number |
+//!
+//! What a program calls without libc, by instructions of its own, is out of reach.
+
+mod forks;
+mod limit;
+mod mapping;
+mod number;
+mod thread;
+
+use crate::sys;
+use core::ffi::{c_char, c_int, c_long, c_void};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn __errno_location() -> *mut c_int;
+}
+
+pub use mapping::{bring_in, can_be_read, keeps_from_children, mappings};
+
+const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
+
+/// What the program finds by this name; null: nothing.
+pub fn find(name: &core::ffi::CStr) -> *mut c_void {
+    // SAFETY: a string; null asks the objects in their order.
+    unsafe { dlsym(core::ptr::null_mut(), name.as_ptr()) }
+}
+
+/// A function of libc that lies behind ours.
+struct Next {
+    name: &'static core::ffi::CStr,
+    found: AtomicUsize,
+}
+
+impl Next {
+    const fn new(name: &'static core::ffi::CStr) -> Self {
+        Self { name, found: AtomicUsize::new(0) }
+    }
+
+    /// Its address. Looked up at the start where possible: looking up is not for signal handlers.
+    fn get(&self) -> usize {
+        let known = self.found.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        // SAFETY: a string; the handle asks for the next object.
+        let found = unsafe { dlsym(RTLD_NEXT, self.name.as_ptr()) } as usize;
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Before `main`: finds what the wrappers will call.
+pub fn prepare_process() {
+    mapping::prepare();
+    thread::prepare();
+    forks::prepare();
+}
+
+fn fail(errno: Errno) -> c_int {
+    // SAFETY: libc's own thread-local.
+    unsafe { *__errno_location() = errno.raw_os_error() };
+    -1
+}
+
+fn answer(result: Result<usize, Errno>) -> c_long {
+    match result {
+        Ok(value) => value as c_long,
+        Err(errno) => fail(errno) as c_long,
+    }
+}
+
+/// Did the program put up a filter of system calls? Said for good.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// See [`FILTERED`].
+pub fn is_filtered() -> bool {
+    FILTERED.load(Ordering::Relaxed)
+}
+
+/// See the table of this module. Takes what libc's takes in `...`, there or not.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn prctl(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    const SET_SECCOMP: c_int = 22;
+    if what == SET_SECCOMP {
+        FILTERED.store(true, Ordering::SeqCst);
+    }
+    // SAFETY: as the caller promises.
+    answer(unsafe { sys::call6(raw::__NR_prctl, [what as usize, a, b, c, d, 0]) }) as c_int
+}

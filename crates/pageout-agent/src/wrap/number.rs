@@ -1,0 +1,218 @@
+//! All of them by number: `syscall`.
+
+use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
+use super::mapping::{madvise, mlockall, mremap, process_madvise, setsockopt, vmsplice};
+use super::{answer, bring_in, fail, prctl, FILTERED};
+use crate::{exit, fork, sys};
+use core::ffi::{c_int, c_long, c_uint};
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as raw;
+use pageout::kernel::undisturbed;
+use rustix::io::Errno;
+
+// What libc's `syscall` does: its variadic arguments lie where those of a function of seven would.
+core::arch::global_asm!(
+    ".type pageout_bare_syscall, @function",
+    ".globl pageout_bare_syscall",
+    ".hidden pageout_bare_syscall",
+    "pageout_bare_syscall:",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "mov rsi, rdx",
+    "mov rdx, rcx",
+    "mov r10, r8",
+    "mov r8, r9",
+    "mov r9, [rsp + 8]",
+    "syscall",
+    "cmp rax, -4095",
+    "jae 2f",
+    "ret",
+    "2:",
+    "neg eax",
+    "push rax",
+    "call __errno_location@PLT",
+    "pop rcx",
+    "mov [rax], ecx",
+    "mov rax, -1",
+    "ret",
+    ".size pageout_bare_syscall, . - pageout_bare_syscall",
+);
+
+// The same after a look at the arguments, with nothing on the stack: the child may return on another.
+core::arch::global_asm!(
+    ".type pageout_kept_syscall, @function",
+    ".globl pageout_kept_syscall",
+    ".hidden pageout_kept_syscall",
+    "pageout_kept_syscall:",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push rcx",
+    "push r8",
+    "push r9",
+    "sub rsp, 8",
+    "call {keep}",
+    "add rsp, 8",
+    "pop r9",
+    "pop r8",
+    "pop rcx",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "jmp pageout_bare_syscall",
+    ".size pageout_kept_syscall, . - pageout_kept_syscall",
+    keep = sym keep_word_by_number,
+);
+
+extern "C" {
+    #[link_name = "pageout_bare_syscall"]
+    fn bare(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    #[link_name = "pageout_kept_syscall"]
+    fn kept(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+}
+
+/// See the table of [`super`]. Takes what libc's takes in `...`, there or not. A clone's child on a stack of its
+/// own returns to what lies on that, as from libc's.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match number as u32 {
+            raw::__NR_madvise
+            | raw::__NR_process_madvise
+            | raw::__NR_mremap
+            | raw::__NR_mlockall
+            | raw::__NR_vmsplice
+            | raw::__NR_setsockopt
+            | raw::__NR_prctl
+            | raw::__NR_seccomp
+            | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
+            raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
+            // Null asks whether there is such a call.
+            raw::__NR_clone3
+                if a != 0 && b >= CLONE3_STACK + 8 && *(a as *const u64) & u64::from(raw::CLONE_VM) == 0 =>
+            {
+                by_number(number, a, b, c, d, e, f)
+            }
+            raw::__NR_clone | raw::__NR_clone3 | raw::__NR_set_tid_address => kept(number, a, b, c, d, e, f),
+            raw::__NR_sched_setaffinity
+            | raw::__NR_sched_getaffinity
+            | raw::__NR_sched_setscheduler
+            | raw::__NR_sched_getscheduler
+            | raw::__NR_sched_setattr
+            | raw::__NR_sched_getattr
+            | raw::__NR_setpriority => place_by_number(number, a, b, c, d, e, f),
+            _ => bare(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// As the functions of [`PLACES`]. A function of its own: nothing lies on the stack of [`syscall`].
+#[inline(never)]
+unsafe extern "C" fn place_by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    undisturbed(|| unsafe { bare(number, a, b, c, d, e, f) })
+}
+
+/// Where clone3's structure has the child's stack, and where the numbers that it is to have, and how many.
+const CLONE3_STACK: usize = 40;
+const CLONE3_SET_TID: usize = 64;
+
+/// As [`keep_word`], for what makes a thread, or is the word's own call.
+unsafe extern "C" fn keep_word_by_number(number: c_long, a: usize, b: usize, _: usize, d: usize) {
+    match number as u32 {
+        raw::__NR_clone => keep_word(a as u64, d),
+        raw::__NR_set_tid_address => exit::keep_word(a),
+        _ if a != 0 && b >= CLONE3_STACK + 8 => {
+            // SAFETY: as the caller promises.
+            let [flags, _, child] = unsafe { *(a as *const [u64; 3]) };
+            keep_word(flags, child as usize);
+        }
+        _ => {}
+    }
+}
+
+#[inline(never)]
+unsafe extern "C" fn by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let stack = match number as u32 {
+            raw::__NR_madvise => return madvise(a as *mut _, b, c as c_int).into(),
+            raw::__NR_process_madvise => {
+                return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
+            }
+            raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
+            raw::__NR_mlockall => return mlockall(a as c_int).into(),
+            raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
+            raw::__NR_seccomp => {
+                FILTERED.store(true, Ordering::SeqCst);
+                return answer(sys::call(number as u32, a, b, c, 0));
+            }
+            raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
+            raw::__NR_setsockopt => {
+                return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
+            }
+            raw::__NR_clone => b,
+            raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
+            _ => 0,
+        };
+        let mut turn = fork::before();
+        match number as u32 {
+            raw::__NR_clone if turn.is_out() => bring_in_ids(a as u64, c, d),
+            raw::__NR_clone3 if turn.is_out() => {
+                bring_in(a, b);
+                let [flags, pidfd, child, parent] = *(a as *const [u64; 4]);
+                bring_in_ids(flags, parent as usize, child as usize);
+                bring_in(pidfd as usize, 4);
+                if b >= CLONE3_SET_TID + 16 {
+                    let [ids, count] = *((a + CLONE3_SET_TID) as *const [usize; 2]);
+                    bring_in(ids, count.wrapping_mul(4));
+                }
+            }
+            _ => {}
+        }
+        // The child returns elsewhere if it has a stack of its own.
+        if turn.is_out() && !(if stack == 0 { fork::bequeath() } else { turn.bring_home() }) {
+            turn.end();
+            return fail(Errno::NOMEM).into();
+        }
+        if stack != 0 {
+            turn.restore();
+        }
+        let id = bare(number, a, b, c, d, e, f);
+        if id == 0 {
+            begin_child(&turn);
+            turn.restore();
+        } else {
+            end_clone(turn, id);
+        }
+        id
+    }
+}

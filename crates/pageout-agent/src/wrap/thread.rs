@@ -1,0 +1,153 @@
+//! Threads: how they begin, and where they run.
+
+use super::{answer, Next};
+use crate::{exit, sys};
+use alloc::boxed::Box;
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use linux_raw_sys::general as raw;
+use pageout::kernel::undisturbed;
+use rustix::io::Errno;
+
+static PTHREAD_CREATE: Next = Next::new(c"pthread_create");
+
+/// Before `main`.
+pub fn prepare() {
+    PTHREAD_CREATE.get();
+    PLACES.iter().for_each(|next| _ = next.get());
+}
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+struct Launch {
+    start: Start,
+    argument: *mut c_void,
+}
+
+/// Memory of the engine's for what a new thread is told. Its heap has a lock that the engine takes too: no handler of the
+/// program's may wait for a page meanwhile.
+fn keep_for_thread<T>(what: T) -> *mut c_void {
+    sys::quietly(|| Box::into_raw(Box::new(what))).cast()
+}
+
+/// Takes it back.
+///
+/// # Safety
+/// Of this type, and nobody else has it.
+unsafe fn take_for_thread<T>(kept: *mut c_void) -> T {
+    // SAFETY: by contract.
+    sys::quietly(|| *unsafe { Box::from_raw(kept.cast::<T>()) })
+}
+
+extern "C" fn launched(launch: *mut c_void) -> *mut c_void {
+    exit::enter_thread();
+    // SAFETY: made by `pthread_create` below for this thread alone.
+    let Launch { start, argument } = unsafe { take_for_thread(launch) };
+    start(argument)
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut c_ulong,
+    attributes: *const c_void,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    type Create = unsafe extern "C" fn(*mut c_ulong, *const c_void, Start, *mut c_void) -> c_int;
+    // SAFETY: libc's function of that name.
+    let create: Create = unsafe { core::mem::transmute(PTHREAD_CREATE.get()) };
+    let launch = keep_for_thread(Launch { start, argument });
+    // SAFETY: as the caller promises.
+    let result = unsafe { create(thread, attributes, launched, launch) };
+    if result != 0 {
+        // SAFETY: no thread got it.
+        unsafe { take_for_thread::<Launch>(launch) };
+    }
+    result
+}
+
+type Start11 = extern "C" fn(*mut c_void) -> c_int;
+
+struct Launch11 {
+    start: Start11,
+    argument: *mut c_void,
+}
+
+extern "C" fn launched11(launch: *mut c_void) -> *mut c_void {
+    // SAFETY: made by `thrd_create` below for this thread alone.
+    let Launch11 { start, argument } = unsafe { take_for_thread(launch) };
+    // What `thrd_join` takes for the result.
+    start(argument) as usize as *mut c_void
+}
+
+/// See the table of [`super`]: libc's makes its threads past `pthread_create`.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argument: *mut c_void) -> c_int {
+    const ERROR: c_int = 2;
+    const NO_MEMORY: c_int = 3;
+    let launch = keep_for_thread(Launch11 { start, argument });
+    // SAFETY: as the caller promises.
+    let result = unsafe { pthread_create(thread, core::ptr::null(), launched11, launch) };
+    if result == 0 {
+        return 0;
+    }
+    // SAFETY: no thread got it.
+    unsafe { take_for_thread::<Launch11>(launch) };
+    if result == Errno::NOMEM.raw_os_error() {
+        NO_MEMORY
+    } else {
+        ERROR
+    }
+}
+
+/// What looks at or changes other threads' CPUs and classes: its place in [`PLACES`], with its name there.
+macro_rules! places {
+    ($($index:literal $function:ident $name:literal),*) => {
+        static PLACES: [Next; [$($index),*].len()] = [$(Next::new($name)),*];
+        $(
+            /// See the table of [`super`].
+            ///
+            /// # Safety
+            /// As libc's.
+            #[no_mangle]
+            pub unsafe extern "C" fn $function(thread: usize, what: usize, to: usize) -> c_int {
+                type Place = unsafe extern "C" fn(usize, usize, usize) -> c_int;
+                // SAFETY: libc's function of that name; arguments as the caller promises.
+                undisturbed(|| unsafe {
+                    core::mem::transmute::<usize, Place>(PLACES[$index].get())(thread, what, to)
+                })
+            }
+        )*
+    };
+}
+
+places! {
+    0 sched_setaffinity c"sched_setaffinity",
+    1 sched_getaffinity c"sched_getaffinity",
+    2 sched_setscheduler c"sched_setscheduler",
+    3 sched_getscheduler c"sched_getscheduler",
+    4 pthread_setaffinity_np c"pthread_setaffinity_np",
+    5 pthread_getaffinity_np c"pthread_getaffinity_np",
+    6 pthread_setschedparam c"pthread_setschedparam",
+    7 pthread_getschedparam c"pthread_getschedparam",
+    8 setpriority c"setpriority"
+}
+
+/// See the table of [`super`]. By number: libc has it since 2.41 only, and to look for what is not there asks the program's
+/// malloc for the error's text, and frees it, which may not work before `main` (GCL's).
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn sched_setattr(thread: c_int, attributes: *const c_void, flags: c_uint) -> c_int {
+    let arguments = [thread as usize, attributes as usize, flags as usize, 0, 0, 0];
+    // SAFETY: as the caller promises.
+    let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_setattr, arguments) });
+    answer(done) as c_int
+}
