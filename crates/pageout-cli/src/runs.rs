@@ -123,9 +123,9 @@ impl Run {
 /// Those that answer; of those that do not, the process number and what to say.
 type Found = (Vec<(Run, View)>, Vec<(i32, String)>);
 
-/// Every run of the user.
-fn all() -> Result<Found> {
-    let (mut runs, mut silent) = (Vec::new(), Vec::new());
+/// Every run of the user; if the process of a number is in one by birth, that one alone: another may be stopped.
+fn all(number: Option<i32>) -> Result<Found> {
+    let (mut connected, mut runs, mut silent) = (Vec::new(), Vec::new(), Vec::new());
     let mut entries = Vec::new();
     for directory in directory::runtimes().into_iter().filter(|directory| directory.exists()) {
         directory::check_private(&directory)?;
@@ -136,10 +136,16 @@ fn all() -> Result<Found> {
         // What refuses is left of a run that was killed.
         let Ok(socket) = sys::connect_to(&path) else { continue };
         let Ok((pid, uid)) = sys::peer_of(socket.as_fd()) else { continue };
-        if uid != sys::euid() {
-            continue;
+        if uid == sys::euid() {
+            connected.push(Run { socket, pid });
         }
-        let run = Run { socket, pid };
+    }
+    let bore = |run: &Run| number.is_some_and(|pid| tree::descends_from(pid, run.pid));
+    if connected.iter().any(bore) {
+        connected.retain(bore);
+    }
+    for run in connected {
+        let pid = run.pid;
         match run.look() {
             Ok(Some(view)) => runs.push((run, view)),
             // It ended just now, or is of a version that knows no such question.
@@ -153,8 +159,8 @@ fn all() -> Result<Found> {
 
 /// The runs that `--run` means: all without it, else those that the number or name fits, at least one.
 pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
-    let (runs, silent) = all()?;
     let number = id.and_then(|id| id.parse::<i32>().ok());
+    let (runs, silent) = all(number)?;
     for (run, why) in silent {
         if number.is_some_and(|pid| tree::descends_from(pid, run)) {
             bail!(why);
