@@ -40,7 +40,7 @@ pub const OPEN_FILES_EACH: usize = 4;
 const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
-/// So many messages of one keeper are heard before the others have their turn.
+/// So many messages of one keeper are heard, and so many new ones taken in, before the others have their turn.
 const IN_TURN: usize = 64;
 /// Who finds no room for another connection tries again after so long.
 const CROWDED: Duration = Duration::from_millis(100);
@@ -358,9 +358,10 @@ impl Server {
     }
 
     /// Takes in who knocks, as long as there are descriptors for all that a process takes: who must wait waits in its
-    /// call to connect, or for the welcome, and knows of nothing else.
+    /// call to connect, or for the welcome, and knows of nothing else. Not all at once: of many that have come and gone
+    /// each would have a seat before the first leaves its own.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..IN_TURN {
             if self.files_spoken_for(self.bequests.files()) + OPEN_FILES_EACH > self.open_files {
                 return self.take_no_more();
             }

@@ -153,6 +153,7 @@ fn role() {
         "aside" => aside_role(),
         "unlimited" => unlimited_role(),
         "bereaved" => bereaved_role(),
+        "two heirs" => two_heirs_role(),
         "nest" => nest_role(),
         "halted" => halted_role(),
         "rude" => rude_role(),
@@ -611,6 +612,28 @@ fn a_child_that_never_came_leaves_nothing_in_files() {
     assert!(std::fs::read(swap).unwrap().iter().all(|byte| *byte == 0));
     let json: serde_json::Value = serde_json::from_reader(File::open(place.path("out")).unwrap()).unwrap();
     assert_eq!(json["swap_lost_bytes"], 0);
+}
+
+/// Says who its children are: one that has ended, and one that lives.
+fn two_heirs_role() {
+    let (keeper, ..) = Keeper::served();
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    for (token, child) in [(1, ended.id()), (2, std::process::id())] {
+        keeper.bequeath(token, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+        keeper.say(Kind::Born, token, child.into(), 0);
+    }
+    // Longer than until it is looked again whether they live.
+    thread::sleep(Duration::from_millis(1200));
+    std::fs::write("kept", format!("{} {}", keeper.inherits(1), keeper.inherits(2))).unwrap();
+}
+
+#[test]
+fn nothing_is_kept_for_a_child_that_has_ended() {
+    let place = Place::new();
+    let ended = run(&place, "two heirs", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert_eq!(std::fs::read_to_string(place.path("kept")).unwrap(), "false true");
 }
 
 /// Leaves a process whose keeper dies.
