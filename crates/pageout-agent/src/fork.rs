@@ -18,7 +18,6 @@ use pageout::fault::Server;
 use pageout::sync::{Baton, Wait};
 use rustix::fs::stat;
 use rustix::io::Errno;
-use rustix::process::{geteuid, getuid};
 use rustix::thread::{futex, nanosleep, Timespec};
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no.
@@ -333,13 +332,19 @@ fn child_finds_run(maps: &mut Maps) -> bool {
     if sys::descriptors_at_most(keeper::program()).is_some_and(|most| most < DESCRIPTORS) {
         return false;
     }
-    let own = alloc::format!("Uid:\t{}\t{}\t", getuid().as_raw(), geteuid().as_raw());
-    let mut same_user = true;
-    maps.read(&program::file("status"), |line| {
-        if line.starts_with(b"Uid:") {
-            same_user = line.starts_with(own.as_bytes());
-        }
-    });
+    // Of the thread that forks: each may have its own.
+    let thread = alloc::format!("task/{}/status", TURN.owner());
+    let mut users = |path: &CStr| {
+        let mut lines = alloc::vec::Vec::new();
+        maps.read(path, |line| {
+            if line.starts_with(b"Uid:") || line.starts_with(b"Gid:") {
+                lines.extend_from_slice(line);
+            }
+        });
+        lines
+    };
+    let (own, its) = (users(c"/proc/self/status"), users(&program::file(&thread)));
+    let same_user = its.is_empty() || own == its;
     let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
     // Some may not be asked for theirs, and one whose first thread has ended has none.
     same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its) && sees_socket())

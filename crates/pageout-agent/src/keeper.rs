@@ -233,6 +233,8 @@ fn send_messenger() -> Result<(), Errno> {
     match sys::wait_for_clone(id, false) {
         Some(0) => Ok(()),
         Some(status) if status & 0x7f == 0 => Err(Errno::from_raw_os_error(status >> 8)),
+        // Nobody may wait here. Another messenger would start another keeper.
+        None if patiently(|| (KEEPER.load(Ordering::SeqCst) != 0).then_some(())).is_some() => Ok(()),
         _ => Err(Errno::AGAIN),
     }
 }
@@ -267,7 +269,7 @@ pub fn begun() {
 /// Starts the keeper and ends, so that the keeper is a child of `run` and not of the program. Whose own orphans come to
 /// itself would wait for such a keeper, as for all its children: it has one that it does not see.
 extern "C" fn messenger(gets_orphans: usize) -> ! {
-    sys::note_rank();
+    sys::note_rank(program());
     // The keeper is born as its maker is: among busy threads a short program was over before it began.
     sys::go_before_all();
     let kind = if gets_orphans != 0 { task::Kind::Sibling } else { task::Kind::Process };

@@ -79,6 +79,12 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
         wrap::prepare_process();
         twin::prepare_process();
         exit::prepare_process();
+        if sys::children_are_elsewhere() {
+            return sys::complain(
+                b"pageout: a program that was executed after unshare(CLONE_NEWPID) runs without a limit itself: a keeper \
+                of its memory would be its first child\n",
+            );
+        }
         keeper::start(path);
     }
 }

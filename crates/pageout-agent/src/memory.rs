@@ -140,8 +140,10 @@ impl Free {
                 end = core::mem::take(part).1;
             }
         }
-        if let Some(none) = self.parts.iter_mut().find(|part| part.1 == 0) {
-            *none = (start, end);
+        // What there is no place for is given up: the smallest.
+        let least = self.parts.iter_mut().min_by_key(|part| part.1 - part.0);
+        if let Some(least) = least.filter(|least| least.1 - least.0 < end - start) {
+            *least = (start, end);
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! What cannot be told is no: a keeper that stays too long costs memory, one that goes too early costs data.
 
+use crate::maps::Maps;
 use crate::{keeper, sys};
 use alloc::ffi::CString;
 use core::ffi::CStr;
@@ -15,7 +16,7 @@ use rustix::fs::{lstat, open, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 
-/// A mapping of a file that is in this memory, and at these addresses in no other: ends of it.
+/// A mapping of a file that is in this memory, and in no other but by another file: ends of it.
 static MARK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// A shared mapping that stays as long as the keeper.
@@ -101,7 +102,12 @@ pub fn guest() -> Option<Guest> {
             continue;
         };
         let Some(id) = number_of(listed).filter(|id| *id != me) else { continue };
-        if sys::same_memory(id, me).or_else(|| has_mark(listed)) == Some(true) {
+        // A fork's child may have its own counters where its parent has some.
+        let has_same_mark = || {
+            has_mark(listed)
+                .map(|has| has && mark_of(&file_of(listed, "maps")) == mark_of(c"/proc/self/maps"))
+        };
+        if sys::same_memory(id, me).or_else(has_same_mark) == Some(true) && !is_keeper(listed) {
             let watch = Pid::from_raw(id as i32).and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
             if let Some(watch) = watch {
                 return Some(Guest { id, listed, watch });
@@ -109,6 +115,23 @@ pub fn guest() -> Option<Guest> {
         }
     }
     None
+}
+
+/// Which file the mark is of in a process's memory, by its mappings in /proc.
+fn mark_of(maps: &CStr) -> Option<u64> {
+    let [start, end] = [0, 1].map(|end| MARK[end].load(Ordering::Relaxed));
+    let (range, mut file) = (alloc::format!("{start:x}-{end:x} "), None);
+    Maps::new().read(maps, |line| {
+        if line.starts_with(range.as_bytes()) {
+            file = word(line, 4);
+        }
+    });
+    file
+}
+
+/// A keeper is nobody whose memory is to be kept.
+fn is_keeper(listed: u32) -> bool {
+    read_of(listed, "comm", &mut [0; 16]) == Some(b"pageout\n")
 }
 
 /// What we call the process that /proc calls so, which may list those of another namespace.

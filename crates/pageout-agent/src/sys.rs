@@ -240,14 +240,15 @@ fn first_or(other: &Scheduling) -> bool {
     first
 }
 
-/// The real-time priority of who made the keeper; 0 for the other classes.
+/// The real-time priority of the program's first thread when the keeper was made; 0 for the other classes.
 static RANK: AtomicU32 = AtomicU32::new(0);
 
-/// In a task that was made just now, which is of its maker's class: notes that.
-pub fn note_rank() {
+/// Notes the class of the program's first thread. Not that of the caller, who is of its maker's but where that one said
+/// SCHED_RESET_ON_FORK.
+pub fn note_rank(program: u32) {
     let mut priority = 0i32;
     // SAFETY: `struct sched_param` is this number.
-    let _ = unsafe { call(raw::__NR_sched_getparam, 0, &raw mut priority as usize, 0, 0) };
+    let _ = unsafe { call(raw::__NR_sched_getparam, program as usize, &raw mut priority as usize, 0, 0) };
     RANK.store(priority as u32, Ordering::Relaxed);
 }
 
@@ -263,6 +264,16 @@ pub fn go_before_all() {
     let above = RANK.load(Ordering::Relaxed) + 1;
     if !Scheduling::real_time(above.clamp(2, 99)).is_granted(0) {
         go_first();
+    }
+}
+
+/// Are the caller's children to be in another PID namespace? The first of them is its init, and all end with it.
+pub fn children_are_elsewhere() -> bool {
+    let of = |path| rustix::fs::stat(path).map(|namespace| namespace.st_ino);
+    match of(c"/proc/self/ns/pid") {
+        // There is none as long as it has no init.
+        Ok(own) => of(c"/proc/self/ns/pid_for_children").map_or_else(|e| e == Errno::NOENT, |its| its != own),
+        Err(_) => false,
     }
 }
 

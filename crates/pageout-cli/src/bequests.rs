@@ -64,6 +64,8 @@ impl Waiting {
             if heir.has_ended() {
                 return false;
             }
+            // It may be stopped, or traced.
+            self.until = now + PATIENCE;
         }
         if self.until + LATE < now {
             self.until = now + PATIENCE;

@@ -520,6 +520,7 @@ impl Server {
                 if let Some(pid) = pid.and_then(|pid| tree::translate(pid, connection.peer)) {
                     match Process::of(pid) {
                         Some(heir) => self.bequests.is_born(message.a, heir),
+                        None if tree::exists(pid) => {}
                         None => {
                             self.bequests.cancel(message.a);
                             self.take_back([]);

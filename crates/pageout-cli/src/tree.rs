@@ -2,7 +2,7 @@
 //! killed by it is held by a [`PidFd`](crate::sys::PidFd) and looked at again.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::{fs, io};
 
 use crate::device::PAGE;
 
@@ -37,7 +37,8 @@ impl Process {
 
     /// Has it ended since, or is it about to?
     pub fn has_ended(&self) -> bool {
-        Self::of(self.pid).is_none_or(|now| now.started != self.started || now.ending)
+        let differs = |now: Self| now.started != self.started || now.ending;
+        Self::of(self.pid).map_or_else(|| !exists(self.pid), differs)
     }
 
     fn parse(stat: &str) -> Option<Self> {
@@ -62,6 +63,11 @@ impl Process {
             starved: matches!(*fields.first()?, "R" | "D") && number(11)? + number(12)? < HARDLY,
         })
     }
+}
+
+/// Is there a process of this number? Where nothing more can be opened it is known all the same.
+pub fn exists(pid: i32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
 /// All that descend from `root`, without it.

@@ -294,10 +294,15 @@ impl<K: Kernel> Engine<K> {
     fn take_up(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) -> bool {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
+            // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
+            // what is ours already changes nothing.
+            let is_ours = self.kernel.register(from, to - from).is_ok();
             if self.kernel.event_pending() {
                 return false;
             }
-            self.take_up_mapping(regions, discarded, from, to);
+            if is_ours {
+                self.take_up_mapping(regions, discarded, from, to);
+            }
             at = to;
         }
         !self.kernel.event_pending()

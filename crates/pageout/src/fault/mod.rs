@@ -18,7 +18,9 @@ use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Event, Fault, Kernel};
 use crate::page::Tag;
-use crate::space::{page_start, BlockState, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{
+    page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
+};
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -472,12 +474,7 @@ impl Server {
             }
             tag => {
                 let region = regions.find(at);
-                let bounds = region.map_or((index, index + 1), |region| {
-                    (
-                        (region.start.max(block_start) - block_start) / PAGE,
-                        (region.end.min(block_start + BLOCK) - block_start) / PAGE,
-                    )
-                });
+                let bounds = region.map_or((index, index + 1), |region| in_block(region, block_start));
                 let swapped = tag == Tag::Swapped;
                 let order = engine.order(&mut block, at / PAGE, self.stream, swapped);
                 let low = index & !((1 << order) - 1);
@@ -494,6 +491,12 @@ impl Server {
             }
         }
     }
+}
+
+/// The pages of a block that are in a region.
+fn in_block(region: Region, block_start: usize) -> (usize, usize) {
+    let (start, end) = (region.start.max(block_start), region.end.min(block_start + BLOCK));
+    ((start - block_start) / PAGE, (end - block_start) / PAGE)
 }
 
 impl Default for Server {
@@ -700,12 +703,19 @@ impl<K: Kernel> Engine<K> {
         let regions = self.events.read();
         let mut block = self.space.block_or_new(block_start).lock();
         let (mut used, mut brought) = (0, Brought::Done(low + n));
-        let known = self.is_known(&regions, block_start + index * PAGE, since);
-        if !known {
-            self.kernel.wake(block_start + index * PAGE, PAGE);
-        }
-        let mut at = low;
-        while known && at < low + n {
+        // Not beyond the region: what was looked at without this lock may be somebody else's by now.
+        let page = block_start + index * PAGE;
+        let (first, end) = match regions.find(page) {
+            Some(region) => in_block(region, block_start),
+            None if self.is_known(&regions, page, since) => (index, index + 1),
+            None => {
+                self.kernel.wake(page, PAGE);
+                (index, index)
+            }
+        };
+        let end = end.min(low + n);
+        let mut at = low.max(first);
+        while at < end {
             if !matches!(block.word(at).tag(), Tag::None | Tag::Zero | Tag::Resident) {
                 // It changed since it was looked at; whoever waits looks again.
                 self.kernel.wake(block_start + at * PAGE, PAGE);
@@ -714,7 +724,7 @@ impl<K: Kernel> Engine<K> {
             }
             let to = block_start + at * PAGE;
             let nothing = |at: &usize| matches!(block.word(*at).tag(), Tag::None | Tag::Zero);
-            let run = 1 + (at + 1..low + n).take_while(nothing).count();
+            let run = 1 + (at + 1..end).take_while(nothing).count();
             let (done, errno) = if grow {
                 let run = run.min(CHUNK);
                 match self.kernel.copy(to, self.config.zeros, run * PAGE, true) {
