@@ -42,6 +42,15 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
     Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
         .may_log(),
+    Trap::new("exec-filtered-fork", "forks with memory out where a filter forbids that", exec_filtered_fork)
+        .may_log(),
+    Trap::new(
+        "exec-unshared",
+        "a program that is executed when its children are to be in a PID namespace",
+        exec_unshared,
+    )
+    .may_log()
+    .need_not_swap(),
     Trap::new("exec-fits", "[COUNT]: touches --size and becomes itself again, COUNT times", exec_fits)
         .helper(),
     Trap::new(
@@ -501,6 +510,29 @@ fn exec_filtered(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
     field.check(1)?;
     Err(become_trap(&words))
+}
+
+fn exec_filtered_fork(ctx: &Ctx) -> Outcome {
+    if ctx.args.is_empty() {
+        let mut words = arguments(ctx, "exec-filtered-fork", ctx.size)?;
+        words.push(c"second".into());
+        super::rights::refuse(libc::SYS_kcmp)?;
+        return Err(become_trap(&words));
+    }
+    let (field, _ballast) = ctx.evicted()?;
+    for _ in 0..3 {
+        let child = sys::fork(|| field.check(1))?;
+        sys::wait_for(child, 0)?;
+    }
+    field.check(1)
+}
+
+fn exec_unshared(ctx: &Ctx) -> Outcome {
+    // SAFETY: numbers only.
+    if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
+        return Err(Stop::Skip(format!("unshare(CLONE_NEWPID): {}", std::io::Error::last_os_error())));
+    }
+    Err(become_trap(&arguments(ctx, "fill", ctx.size / 8)?))
 }
 
 fn no_children(ctx: &Ctx) -> Outcome {
