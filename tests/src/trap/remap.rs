@@ -99,6 +99,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("commit", "commits and uncommits by MAP_FIXED, as java does", commit),
     Trap::new("unmap-race", "one thread unmaps, another maps the same address again", unmap_race),
     Trap::new("fixed-readers", "one thread maps over and fills what others read", fixed_readers),
+    Trap::new("shm-remap", "shared memory takes the place of what is out, and goes", shm_remap),
     Trap::new("areas", "as many areas as the kernel allows, nearly", areas).may_log(),
     Trap::new(
         "behind-libraries",
@@ -1369,6 +1370,32 @@ fn mapper(places: &[Place], turn: &AtomicUsize, deadline: Instant) -> Outcome {
         }
     }
     Ok(())
+}
+
+fn shm_remap(ctx: &Ctx) -> Outcome {
+    const SHM_REMAP: c_int = 0o40000;
+    let (field, mut ballast) = ctx.evicted()?;
+    let part = field.part(0, field.len / 2 / PAGE * PAGE);
+    // SAFETY: what is there is ours, and looked at by nobody meanwhile.
+    unsafe {
+        let id = sys::ret("shmget", libc::shmget(libc::IPC_PRIVATE, part.len, libc::IPC_CREAT | 0o600))?;
+        let at = libc::shmat(id, part.start as *const c_void, SHM_REMAP);
+        libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+        ensure!(at as usize == part.start, "shmat gave {at:?}: errno {}", sys::errno());
+        part.fill(2);
+        let child = sys::fork(|| part.check(2))?;
+        sys::wait_for(child, 0)?;
+        ballast.walk()?;
+        part.check(2)?;
+        sys::ret("shmdt", libc::shmdt(at))?;
+    }
+    sys::map_at(part.start, part.len, sys::RW, sys::ANON | libc::MAP_FIXED)?;
+    part.fill(3);
+    for _ in 0..2 {
+        ballast.walk()?;
+        part.check(3)?;
+    }
+    field.part(part.len, field.len - part.len).check(1)
 }
 
 fn fixed_readers(ctx: &Ctx) -> Outcome {

@@ -2,13 +2,14 @@
 
 use super::{answer, fail, Next};
 use crate::maps::Maps;
-use crate::{memory, part, remap, sys};
+use crate::{keeper, memory, part, remap, sys};
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use rustix::io::Errno;
+use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
 
 extern "C" {
     fn pwritev2(fd: c_int, parts: *const c_void, count: c_int, offset: i64, flags: c_int) -> isize;
@@ -129,6 +130,48 @@ pub unsafe extern "C" fn mmap64(
 ) -> *mut c_void {
     // SAFETY: as the caller promises.
     unsafe { mmap(address, len, access, flags, fd, offset) }
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
+    let attach = |address: usize, flags: c_int| {
+        // SAFETY: as the caller promises; elsewhere a new mapping.
+        unsafe { sys::call(raw::__NR_shmat, id as usize, address, flags as usize, 0) }
+    };
+    let replaces = flags & SHM_REMAP != 0 && !address.is_null() && keeper::active().is_some();
+    // Where it cannot be had, what is there stays.
+    let tried = if replaces { attach(0, flags & !SHM_REMAP).map(Some) } else { Ok(None) };
+    let attached = tried.and_then(|elsewhere| {
+        if let Some(elsewhere) = elsewhere {
+            // SAFETY: attached just now; what is at the address goes, as the caller wants.
+            unsafe {
+                let len = segment_len(id);
+                sys::call(raw::__NR_shmdt, elsewhere, 0, 0, 0)?;
+                let start = address as usize & !(PAGE - 1);
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+                mmap_anonymous(start as *mut _, len?, ProtFlags::empty(), flags)?;
+            }
+        }
+        attach(address as usize, flags)
+    });
+    answer(attached) as *mut c_void
+}
+
+const SHM_REMAP: c_int = 0o40000;
+
+/// The bytes of a segment of shared memory, in whole pages.
+fn segment_len(id: c_int) -> Result<usize, Errno> {
+    const IPC_STAT: usize = 2;
+    /// `struct shmid_ds`: after `struct ipc_perm`, of 48 bytes, the size.
+    const SIZE: usize = 6;
+    let mut about = [0usize; 16];
+    // SAFETY: larger than the structure.
+    unsafe { sys::call(raw::__NR_shmctl, id as usize, IPC_STAT, about.as_mut_ptr() as usize, 0)? };
+    Ok(about[SIZE].next_multiple_of(PAGE))
 }
 
 /// See the table of [`super`]. Takes what libc's takes in `...`, there or not.

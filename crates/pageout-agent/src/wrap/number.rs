@@ -1,7 +1,7 @@
 //! All of them by number: `syscall`.
 
 use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
-use super::mapping::{madvise, mlockall, mremap, process_madvise, setsockopt, vmsplice};
+use super::mapping::{madvise, mlockall, mremap, process_madvise, setsockopt, shmat, vmsplice};
 use super::{answer, bring_in, fail, prctl, FILTERED};
 use crate::{exit, fork, sys};
 use core::ffi::{c_int, c_long, c_uint};
@@ -92,6 +92,7 @@ pub unsafe extern "C" fn syscall(
             raw::__NR_madvise
             | raw::__NR_process_madvise
             | raw::__NR_mremap
+            | raw::__NR_shmat
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
@@ -169,6 +170,7 @@ unsafe extern "C" fn by_number(
                 return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
             }
             raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
+            raw::__NR_shmat => return shmat(a as c_int, b as *const _, c as c_int) as c_long,
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
             raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
             raw::__NR_seccomp => {
