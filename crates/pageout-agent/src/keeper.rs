@@ -243,10 +243,7 @@ fn send_messenger() -> Result<(), Errno> {
 /// waits for them.
 fn reap_earlier() {
     while let Some(id) = sys::ended_clone() {
-        let mut name = [0; 16];
-        if program::read_of(id, "comm", &mut name) != Some(b"pageout\n")
-            || sys::wait_for_clone(id, true).is_none()
-        {
+        if !program::is_keeper(id) || sys::wait_for_clone(id, true).is_none() {
             return;
         }
     }

@@ -107,6 +107,7 @@ pub fn guest() -> Option<Guest> {
             has_mark(listed)
                 .map(|has| has && mark_of(&file_of(listed, "maps")) == mark_of(c"/proc/self/maps"))
         };
+        // Nobody keeps memory for a keeper.
         if sys::same_memory(id, me).or_else(has_same_mark) == Some(true) && !is_keeper(listed) {
             let watch = Pid::from_raw(id as i32).and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
             if let Some(watch) = watch {
@@ -129,8 +130,8 @@ fn mark_of(maps: &CStr) -> Option<u64> {
     file
 }
 
-/// A keeper is nobody whose memory is to be kept.
-fn is_keeper(listed: u32) -> bool {
+/// Is it a keeper, by its name?
+pub fn is_keeper(listed: u32) -> bool {
     read_of(listed, "comm", &mut [0; 16]) == Some(b"pageout\n")
 }
 

@@ -148,15 +148,14 @@ impl Client {
         let stats = self.stats.stats();
         let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
         if unwritten && !std::mem::replace(&mut self.told_unwritten, true) {
-            let may_write = keeper.and_then(|pid| sys::limit_for(pid, libc::RLIMIT_FSIZE)).map(Bytes);
-            let look = match may_write {
-                Some(most) => {
+            let most = keeper.map(|pid| sys::limit_for(pid, libc::RLIMIT_FSIZE).0);
+            let look = match most {
+                Some(most) if most != libc::RLIM_INFINITY => {
+                    let most = Bytes(most);
                     format!("it may write files up to {most}, and so swap, memory too: raise ulimit -Hf")
                 }
-                None => {
-                    "look whether its file system is full or read-only, and for errors of the disk (dmesg)"
-                        .into()
-                }
+                _ => "look whether its file system is full or read-only, and for errors of the disk (dmesg)"
+                    .into(),
             };
             say::warning(format_args!(
                 "{} ({}): some of its memory could not be written to swap and goes elsewhere, or stays, beyond the \
@@ -456,7 +455,6 @@ impl Server {
                 _ => {}
             }
         }
-        let has_room = self.files_spoken_for(self.bequests.files() + 1) <= self.open_files;
         let connection = &mut self.connections[index];
         match (kind, &mut connection.client) {
             (Some(Kind::Hello), None) => {
@@ -496,20 +494,7 @@ impl Server {
                 self.bequests.forget(lent);
                 self.mounts.take_back([lent]);
             }
-            (Some(Kind::Bequest), Some(client)) => {
-                // What others are to bring has room only if this leaves it.
-                let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
-                    if !std::mem::replace(&mut self.told_heirless, true) {
-                        say::warning(format_args!(
-                            "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise \
-                             the limit (ulimit -n)",
-                            client.pid, client.name
-                        ));
-                    }
-                    return Ok(());
-                };
-                self.bequests.keep(message.a, file, &client.lent, &client.inherited)?;
-            }
+            (Some(Kind::Bequest), Some(_)) => return self.keep_bequest(index, message.a, fds),
             (Some(Kind::Cancel), Some(_)) => {
                 self.bequests.cancel(message.a);
                 self.take_back([]);
@@ -558,6 +543,24 @@ impl Server {
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
         Ok(())
+    }
+
+    /// Keeps what a process has out for a child of its fork, if there is room for it.
+    fn keep_bequest(&mut self, index: usize, number: u64, fds: Vec<OwnedFd>) -> Result<()> {
+        // What others are to bring has room only if this leaves it.
+        let has_room = self.files_spoken_for(self.bequests.files() + 1) <= self.open_files;
+        let Some(client) = &self.connections[index].client else { return Ok(()) };
+        let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
+            if !std::mem::replace(&mut self.told_heirless, true) {
+                say::warning(format_args!(
+                    "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise the limit \
+                     (ulimit -n)",
+                    client.pid, client.name
+                ));
+            }
+            return Ok(());
+        };
+        self.bequests.keep(number, file, &client.lent, &client.inherited)
     }
 
     /// Answers who looks. The processes of the tree may be another user's; they see nothing.

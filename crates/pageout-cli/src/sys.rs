@@ -300,18 +300,15 @@ fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
 
 /// The soft and hard limit of a resource.
 pub fn limit_of(resource: libc::__rlimit_resource_t) -> (u64, u64) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is room for one rlimit.
-    unsafe { libc::getrlimit(resource, &mut limit) };
-    (limit.rlim_cur, limit.rlim_max)
+    limit_for(0, resource)
 }
 
-/// The soft limit of another process's resource, if it can be asked for and there is one.
-pub fn limit_for(pid: i32, resource: libc::__rlimit_resource_t) -> Option<u64> {
+/// The same of another process; none at all where it cannot be asked for.
+pub fn limit_for(pid: i32, resource: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` is room for one rlimit.
     unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut limit) };
-    Some(limit.rlim_cur).filter(|limit| *limit != libc::RLIM_INFINITY)
+    (limit.rlim_cur, limit.rlim_max)
 }
 
 /// Raises the soft limit of a resource to its hard limit and returns the former soft limit.

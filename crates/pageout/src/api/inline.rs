@@ -21,17 +21,16 @@ use crate::page::Tag;
 use crate::sync::Backoff;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
-use core::mem::{size_of, ManuallyDrop, MaybeUninit};
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
 use linux_raw_sys::general::{__NR_rt_sigaction, __NR_rt_sigprocmask, __NR_rt_tgsigqueueinfo};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::mm::{madvise, mmap_anonymous, Advice, MapFlags, ProtFlags};
 use std::boxed::Box;
 use std::sync::OnceLock;
 
-use super::memory::Mapping;
+use super::memory::{wiped_in_children, Mapping};
 
 /// Descriptors of the program's lie below.
 const HIGH: u64 = 900;
@@ -141,13 +140,8 @@ static SHARED: OnceLock<Result<Shared, Errno>> = OnceLock::new();
 
 impl Shared {
     fn new() -> Result<Self, Errno> {
-        // SAFETY: a new mapping, never unmapped; zeros are a valid table.
-        let table = unsafe {
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            let table = mmap_anonymous(core::ptr::null_mut(), size_of::<Table>(), access, flags)?;
-            madvise(table, size_of::<Table>(), Advice::LinuxWipeOnFork)?;
-            &*table.cast::<Table>()
-        };
+        // SAFETY: zeros are a valid table.
+        let table: &Table = unsafe { wiped_in_children()? };
         let seats = (0..SEATS).map(|_| Seat::new().map(UnsafeCell::new)).collect::<Result<_, Errno>>()?;
         table.seats.store(CLEAN, SeqCst);
         Ok(Self { table, seats })

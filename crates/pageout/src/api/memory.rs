@@ -49,6 +49,20 @@ fn between_guards(len: usize) -> Result<usize, Errno> {
     }
 }
 
+/// Zeros of this type, for good; zeros again in a fork's child.
+///
+/// # Safety
+/// All zeros is a valid `T`.
+pub(super) unsafe fn wiped_in_children<T: Sync>() -> Result<&'static T, Errno> {
+    let (len, access) = (size_of::<T>(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping, aligned to a page and never unmapped; zeros by contract.
+    unsafe {
+        let start = mm::mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE)?;
+        mm::madvise(start, len, Advice::LinuxWipeOnFork)?;
+        Ok(&*start.cast::<T>())
+    }
+}
+
 /// What the agent of `pageout run` offers.
 #[derive(Debug)]
 struct Agent {

@@ -1,8 +1,8 @@
 //! Which process this is: a fork's child is another one, and finds it out whatever numbers it and its parent have. Init of
 //! a pid namespace has the number of every other.
 
+use super::memory::wiped_in_children;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use rustix::mm::{madvise, mmap_anonymous, Advice, MapFlags, ProtFlags};
 use std::sync::OnceLock;
 
 /// Tells the calling process from all that it descends from.
@@ -29,15 +29,8 @@ impl Process {
 /// A word that is 0 in a fork's child. `None`: no memory.
 fn own() -> Option<&'static AtomicU64> {
     static OWN: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
-    *OWN.get_or_init(|| {
-        let (len, access) = (size_of::<AtomicU64>(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping, never unmapped; zeros are a number.
-        unsafe {
-            let page = mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).ok()?;
-            madvise(page, len, Advice::LinuxWipeOnFork).ok()?;
-            Some(&*page.cast::<AtomicU64>())
-        }
-    })
+    // SAFETY: zeros are a number.
+    *OWN.get_or_init(|| unsafe { wiped_in_children() }.ok())
 }
 
 #[cfg(test)]

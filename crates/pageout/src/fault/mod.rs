@@ -45,7 +45,7 @@ pub struct Server {
     apart: bool,
     /// It answers the thread that it runs on, in a signal handler.
     inline: bool,
-    /// See [`Engine::is_known`].
+    /// See [`Engine::bounds`].
     since: Option<u32>,
 }
 
@@ -468,13 +468,11 @@ impl Server {
                     }
                 }
             }
-            _ if !engine.is_known(&regions, at, self.since) => {
-                engine.kernel.wake(at, PAGE);
-                Decision::Answered
-            }
             tag => {
-                let region = regions.find(at);
-                let bounds = region.map_or((index, index + 1), |region| in_block(region, block_start));
+                let Some(bounds) = engine.bounds(&regions, block_start, index, self.since) else {
+                    engine.kernel.wake(at, PAGE);
+                    return Decision::Answered;
+                };
                 let swapped = tag == Tag::Swapped;
                 let order = engine.order(&mut block, at / PAGE, self.stream, swapped);
                 let low = index & !((1 << order) - 1);
@@ -491,12 +489,6 @@ impl Server {
             }
         }
     }
-}
-
-/// The pages of a block that are in a region.
-fn in_block(region: Region, block_start: usize) -> (usize, usize) {
-    let (start, end) = (region.start.max(block_start), region.end.min(block_start + BLOCK));
-    ((start - block_start) / PAGE, (end - block_start) / PAGE)
 }
 
 impl Default for Server {
@@ -658,12 +650,24 @@ impl<K: Kernel> Engine<K> {
         self.orders.lock().learn(used, out, request_ns, resident, self.space.out() as u64);
     }
 
-    /// Is a page that a fault asks for still this engine's? If it is in no region, it may have grown to where it is, which
-    /// is not told: so long as nothing has gone `since` the fault was read. What has gone may be another engine's by
-    /// now, and COPY asks only whether a page is registered, not with whom: there it would put zeros in the place of
-    /// what that one has out.
-    fn is_known(&self, regions: &Regions, at: usize, since: Option<u32>) -> bool {
-        regions.find(at).is_some() || since == Some(self.unmappings.load(Relaxed))
+    /// The pages of its block that a fault may bring in with the one that it asks for: those of its region. If that is in
+    /// none it may have grown to where it is, which is not told, and comes alone: so long as nothing has gone `since`
+    /// the fault was read. Else `None`: what has gone may be another engine's by now, and COPY asks only whether a page
+    /// is registered, not with whom. There it would put zeros in the place of what that one has out.
+    fn bounds(
+        &self,
+        regions: &Regions,
+        block_start: usize,
+        index: usize,
+        since: Option<u32>,
+    ) -> Option<(usize, usize)> {
+        match regions.find(block_start + index * PAGE) {
+            Some(Region { start, end }) => {
+                let (start, end) = (start.max(block_start), end.min(block_start + BLOCK));
+                Some(((start - block_start) / PAGE, (end - block_start) / PAGE))
+            }
+            None => (since == Some(self.unmappings.load(Relaxed))).then_some((index, index + 1)),
+        }
     }
 
     /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages
@@ -704,15 +708,10 @@ impl<K: Kernel> Engine<K> {
         let mut block = self.space.block_or_new(block_start).lock();
         let (mut used, mut brought) = (0, Brought::Done(low + n));
         // Not beyond the region: what was looked at without this lock may be somebody else's by now.
-        let page = block_start + index * PAGE;
-        let (first, end) = match regions.find(page) {
-            Some(region) => in_block(region, block_start),
-            None if self.is_known(&regions, page, since) => (index, index + 1),
-            None => {
-                self.kernel.wake(page, PAGE);
-                (index, index)
-            }
-        };
+        let (first, end) = self.bounds(&regions, block_start, index, since).unwrap_or_else(|| {
+            self.kernel.wake(block_start + index * PAGE, PAGE);
+            (index, index)
+        });
         let end = end.min(low + n);
         let mut at = low.max(first);
         while at < end {

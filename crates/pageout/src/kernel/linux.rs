@@ -434,6 +434,17 @@ impl Linux {
         }
     }
 
+    /// Waits where no descriptor may be polled that the process could not open (RLIMIT_NOFILE is 0 by now); select(2) asks
+    /// for no such right. A function of its own, for its frame is large.
+    #[cold]
+    #[inline(never)]
+    fn is_selected(&self, timeout: Option<&Timespec>) -> bool {
+        let (fd, mut set) = (self.uffd.as_fd().as_raw_fd(), [FdSetElement::default(); 1024]);
+        fd_set_insert(&mut set, fd);
+        // SAFETY: our own descriptor.
+        matches!(unsafe { select(fd + 1, Some(&mut set), None, None, timeout) }, Ok(1))
+    }
+
     /// To unregister a part of a mapping may take a mapping more than there may be; this takes none.
     fn register_again(&self, at: usize, len: usize) {
         self.register(at, len).expect("what was registered until now can be registered");
@@ -569,14 +580,7 @@ impl Kernel for Linux {
     fn wait_event(&self, timeout_ns: u64) -> bool {
         let timeout = timeout(timeout_ns);
         match poll(&mut [PollFd::new(&self.uffd, PollFlags::IN)], timeout.as_ref()) {
-            // No descriptor may be polled that the process could not open (RLIMIT_NOFILE is 0 by now); select(2) asks for
-            // no such right.
-            Err(Errno::INVAL) => {
-                let (fd, mut set) = (self.uffd.as_fd().as_raw_fd(), [FdSetElement::default(); 1024]);
-                fd_set_insert(&mut set, fd);
-                // SAFETY: our own descriptor.
-                matches!(unsafe { select(fd + 1, Some(&mut set), None, None, timeout.as_ref()) }, Ok(1))
-            }
+            Err(Errno::INVAL) => self.is_selected(timeout.as_ref()),
             polled => polled == Ok(1),
         }
     }
