@@ -442,7 +442,7 @@ impl<K: Kernel> Engine<K> {
     /// Reads events, the last of which was caused by a thread that has done nothing since: nor has any other whose event
     /// was read, where order matters. Exclusive.
     fn read_some(&self, order: &mut Order, events: &mut [Event]) -> usize {
-        let waits = !order.is_empty();
+        let waits = order.moves();
         if waits {
             self.moves.store(true, Relaxed);
         } else if !self.moves.load(Relaxed) {
