@@ -294,9 +294,8 @@ impl<K: Kernel> Engine<K> {
     fn take_up(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) -> bool {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
-            // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
-            // what is ours already changes nothing.
-            let is_ours = self.kernel.register(from, to - from).is_ok();
+            // The program may have mapped it and registered it with its own, in a hole.
+            let is_ours = self.kernel.delivers_here(from, to);
             if self.kernel.event_pending() {
                 return false;
             }

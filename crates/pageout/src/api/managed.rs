@@ -150,6 +150,10 @@ impl Kernel for Managed {
         self.linux.next_registered(start, end)
     }
 
+    fn delivers_here(&self, start: usize, end: usize) -> bool {
+        self.linux.delivers_here(start, end)
+    }
+
     fn may_have_grown(&self) -> bool {
         self.linux.may_have_grown()
     }

@@ -582,6 +582,11 @@ impl Kernel for Linux {
         None
     }
 
+    fn delivers_here(&self, start: usize, end: usize) -> bool {
+        // To register what is ours already changes nothing.
+        self.register(start, end - start).is_ok()
+    }
+
     fn may_have_grown(&self) -> bool {
         (self.growths)() != Some(self.told.load(Relaxed))
     }

@@ -35,6 +35,7 @@ use super::event::{apply, Numbered};
 use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
 use crate::kernel::{Event, Found, Kernel};
+use crate::page::Tag;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -80,8 +81,9 @@ impl Order {
         self.log.push_back(numbered);
     }
 
-    /// May what an UNMAP tells of, which was just read, be there still? Then a page is, but for what came; or all of a part is
-    /// mapped and nothing has grown: what has, over what was unmapped, has no page, for none comes in while an event is unread.
+    /// May what an UNMAP tells of, which was just read, be there still? Then what was in memory is, but for what came; or, if
+    /// all was out, it is mapped and nothing has grown: what has, over what was unmapped, has no page, for none comes in while
+    /// an event is unread.
     fn may_be_refused<K: Kernel>(
         &self,
         engine: &Engine<K>,
@@ -89,19 +91,27 @@ impl Order {
         start: usize,
         end: usize,
     ) -> bool {
-        let kernel = &engine.kernel;
+        let is_any = |is: fn(Tag) -> bool| engine.space.any(start, end, is);
+        let was_there = is_any(|tag| tag == Tag::Resident);
+        // What nothing is known of may leave the regions: its faults are answered all the same, if not in a handler.
+        if !was_there && !engine.is_inline() && !is_any(|tag| tag != Tag::None) {
+            return false;
+        }
         let mut found = [Found { start: 0, end: 0, huge: false }; 1];
-        let (mut has_pages, mut is_mapped) = (false, false);
-        let mut look = |from, to| {
-            self.there.gaps(from, to, |from, to| has_pages |= kernel.scan(from, to, &mut found).0 > 0);
-            is_mapped |= kernel.is_mapped(from, to);
+        let mut is_there = false;
+        let mut look = |from, to| match was_there {
+            true => self.there.gaps(from, to, |from, to| {
+                is_there |= engine.kernel.scan(from, to, &mut found).0 > 0;
+            }),
+            // What has grown was counted before it did.
+            false => is_there |= engine.kernel.is_mapped(from, to) && !engine.kernel.may_have_grown(),
         };
         regions.within(start, end).for_each(|part| look(part.start, part.end));
         // What had grown is in no region.
         regions.gaps(start, end, |from, to| {
             engine.space.first_known(from, to).into_iter().for_each(|(from, to)| look(from, to))
         });
-        has_pages || is_mapped && !kernel.may_have_grown()
+        is_there
     }
 
     /// Was something moved, as far as the log is read?
@@ -226,8 +236,10 @@ impl Order {
                 let mut at = start;
                 while at < end {
                     let (mut from, to) = engine.kernel.next_registered(at, end).unwrap_or((end, end));
-                    // Perhaps with another. To register what is ours already changes nothing.
-                    if from < to && engine.kernel.register(from, to - from).is_err() {
+                    if engine.kernel.event_pending() {
+                        return false;
+                    }
+                    if from < to && !engine.kernel.delivers_here(from, to) {
                         from = to;
                     }
                     if engine.kernel.event_pending() {
