@@ -396,6 +396,10 @@ impl<K: Kernel> Engine<K> {
         for first in (pages.start & !(UNIT_PAGES - 1)..pages.end).step_by(UNIT_PAGES) {
             let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, block.huge);
             let Some(unit) = block.unit_mut(first) else { continue };
+            if pages.len() > 1 {
+                // What came with others says nothing of which of its pages are used.
+                unit.usage.sampled = 0;
+            }
             let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES)) as u16;
             let before = unit.usage;
             let soon = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);

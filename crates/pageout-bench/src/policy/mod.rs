@@ -102,6 +102,7 @@ mod tests {
                 "zipf" => assert!(own > lru, "Zipf: {own} against LRU's {lru}"),
                 "hotscan" => assert!(own > 99.9, "beside a scan: {own}"),
                 "loop" => assert!(own > 80.0, "a loop: {own}"),
+                "columns" => assert!(own > 88.0, "down columns: {own}"),
                 "uniform" => assert!(own > lru - 1.0, "uniform: {own} against LRU's {lru}"),
                 _ => assert!(own > 99.0, "{}: {own}", trace.name),
             }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use pageout::fault::order::Orders;
+use pageout::fault::order::{Asked, Orders};
 use pageout::fault::stream::{Stream, Streams, UNIT_ORDER};
 use pageout::reclaim::policy::{Policy, Turn, FIRST};
 use pageout::space::{Usage, BLOCK_PAGES, UNIT_PAGES};
@@ -98,6 +98,9 @@ impl Model {
     }
 
     fn used(&mut self, unit: usize, pages: u16, asked: bool) {
+        if pages.count_ones() > 1 {
+            self.usages[unit].sampled = 0;
+        }
         self.policy.used(Turn::new(unit as u32, false), &mut self.usages[unit], self.evictions, pages, asked);
     }
 
@@ -108,7 +111,7 @@ impl Model {
     }
 
     fn fault(&mut self, page: usize, thread: usize) {
-        if let Some(unit) = self.orders.due() {
+        if let Some(unit) = self.orders.due(thread as u32) {
             self.learn(unit);
         }
         let there =
@@ -116,7 +119,7 @@ impl Model {
         let stream = self.streams.find(thread as u32, page, self.out, there);
         let state = self.pages[page];
         let order = match state {
-            Page::Out => self.order(page / UNIT_PAGES, stream),
+            Page::Out => self.order(page / UNIT_PAGES, thread as u32, stream),
             _ => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),
         };
         let order = order.min(BLOCK_PAGES.ilog2() as u8);
@@ -150,24 +153,31 @@ impl Model {
     }
 
     /// `Engine::order_of_swapped`.
-    fn order(&mut self, unit: usize, stream: Option<Stream>) -> u8 {
+    fn order(&mut self, unit: usize, thread: u32, stream: Option<Stream>) -> u8 {
         if self.usages[unit].sampled != 0 {
             return 0;
         }
         let out = self.pages_of(unit, Page::Out);
-        let streams = stream.is_some_and(|stream| stream.order >= UNIT_ORDER);
-        if !streams && self.orders.sample(unit, out) {
-            self.usages[unit].sampled = out;
-            return 0;
+        let last = stream.map(|stream| stream.order);
+        let (order, watched) = self.orders.choose(Asked { thread, unit, out, last });
+        if let Some(kind) = watched {
+            (self.usages[unit].sampled, self.usages[unit].sampled_as) = (out, kind);
         }
-        stream.map_or(0, |stream| stream.order + 1).max(self.orders.best(out))
+        order
     }
 
     /// `Engine::learn`.
     fn learn(&mut self, unit: usize) {
         let out = std::mem::take(&mut self.usages[unit].sampled);
         let used = self.pages_of(unit, Page::Resident) & out;
-        self.orders.learn(used, out, REQUEST_NS, self.resident as u64, self.out as u64);
+        self.orders.learn(
+            self.usages[unit].sampled_as,
+            used,
+            out,
+            REQUEST_NS,
+            self.resident as u64,
+            self.out as u64,
+        );
     }
 
     fn make_room(&mut self, pages: usize, order: u8) {

@@ -69,6 +69,7 @@ pub fn made(frames: usize) -> Vec<Trace> {
         trace("hotscan", hotscan(frames)),
         trace("loop", (0..6).flat_map(|_| ordered(0, frames * 3 / 2)).collect()),
         trace("phases", phases(frames)),
+        trace("columns", columns(frames)),
     ]
 }
 
@@ -121,6 +122,20 @@ fn hotscan(frames: usize) -> Vec<Access> {
         accesses.extend((0..16).map(|_| draw().counted()));
     }
     accesses
+}
+
+/// A matrix with eight pages a row, three and a half times the memory, filled, and read in order twice; then two threads go down
+/// columns of it, 64 in a page, each a half. The pages of two columns fit.
+fn columns(frames: usize) -> Vec<Access> {
+    const ROW: usize = 8;
+    let rows = frames * 7 / 16;
+    let scans = (0..3).flat_map(|_| ordered(0, rows * ROW).map(uncounted));
+    let columns = (0..ROW / 2 * 64).flat_map(|column| {
+        let page = move |row: usize| row * ROW + column / 64;
+        let both = move |row| [Access::new(page(row)), Access::new(page(row) + ROW / 2).second()];
+        (0..rows).flat_map(both).map(Access::counted)
+    });
+    scans.chain(columns).collect()
 }
 
 /// The memory filled, then half as much beside it read in order, again and again: the first is not used any more.

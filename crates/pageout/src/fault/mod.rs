@@ -26,8 +26,9 @@ use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use crowd::{Called, Wakes};
+use order::{Asked, WHOLE};
 use rustix::io::Errno;
-use stream::{Stream, UNIT_ORDER};
+use stream::Stream;
 
 /// A server of faults: what it has under way.
 pub struct Server {
@@ -103,9 +104,6 @@ const QUICK_NS: u64 = 30_000;
 
 /// Faults after which a server lets the scheduler choose its CPU again.
 const SETTLED: u32 = 256;
-
-/// The order of a block.
-const WHOLE: u8 = BLOCK_PAGES.ilog2() as u8;
 
 /// Blocks that are brought in ahead of a stream at once, and the share of the limit that they may be (1 of this).
 const MOST_AHEAD: usize = 3;
@@ -320,7 +318,7 @@ impl Server {
         }
         let block_start = address & !(BLOCK - 1);
         let index = (address - block_start) / PAGE;
-        engine.end_sample();
+        engine.end_sample(fault.thread);
         // What came in besides after the last fault is counted.
         self.incoming.ahead = 0;
         let mut backoff = Backoff::new();
@@ -474,7 +472,7 @@ impl Server {
                     return Decision::Answered;
                 };
                 let swapped = tag == Tag::Swapped;
-                let order = engine.order(&mut block, at / PAGE, self.stream, swapped);
+                let order = engine.order(&mut block, at / PAGE, fault.thread, self.stream, swapped);
                 let low = index & !((1 << order) - 1);
                 let window = (low.max(bounds.0), (low + (1 << order)).min(bounds.1));
                 if swapped {
@@ -602,36 +600,41 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// The order that this fault brings in; see [`order`].
-    fn order(&self, block: &mut BlockState, page: usize, stream: Option<Stream>, swapped: bool) -> u8 {
+    fn order(
+        &self,
+        block: &mut BlockState,
+        page: usize,
+        thread: u32,
+        stream: Option<Stream>,
+        swapped: bool,
+    ) -> u8 {
         let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
         let order = match (swapped, self.config.swapin) {
             // New memory that lies in between was not asked for, and may never be.
             (false, _) => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),
             (true, Swapin::Always) => most,
-            (true, _) => self.order_of_swapped(block, page, stream.map(|stream| stream.order)),
+            (true, _) => self.order_of_swapped(block, page, thread, stream.map(|stream| stream.order)),
         };
         order.min(most)
     }
 
-    fn order_of_swapped(&self, block: &mut BlockState, page: usize, last_order: Option<u8>) -> u8 {
+    fn order_of_swapped(&self, block: &mut BlockState, page: usize, thread: u32, last: Option<u8>) -> u8 {
         let unit = block.unit_mut(page % BLOCK_PAGES).expect("unit of a swapped page");
         if unit.usage.sampled != 0 {
             return 0;
         }
         let out = unit.pages(Tag::Swapped);
-        let mut orders = self.orders.lock();
-        // What a stream brings in by whole units says nothing about the others, and would be broken.
-        let streams = last_order.is_some_and(|order| order >= UNIT_ORDER);
-        if !streams && orders.sample(page / UNIT_PAGES, out) {
-            unit.usage.sampled = out;
-            return 0;
+        let (order, watched) =
+            self.orders.lock().choose(Asked { thread, unit: page / UNIT_PAGES, out, last });
+        if let Some(kind) = watched {
+            (unit.usage.sampled, unit.usage.sampled_as) = (out, kind);
         }
-        last_order.map_or(0, |last| last + 1).max(orders.best(out))
+        order
     }
 
-    /// Ends the watch over a unit whose time has come. No lock held.
-    fn end_sample(&self) {
-        let Some(unit) = self.orders.lock().due() else { return };
+    /// Ends the watch over a unit whose time has come, when a thread faults. No lock held.
+    fn end_sample(&self, thread: u32) {
+        let Some(unit) = self.orders.lock().due(thread) else { return };
         let Some(block) = self.space.block(unit * UNIT) else { return };
         if let Some(unit) = block.lock().unit_mut(unit * UNIT_PAGES % BLOCK_PAGES) {
             self.learn(unit);
@@ -647,7 +650,14 @@ impl<K: Kernel> Engine<K> {
         let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
         let used = unit.resident() & out;
         let request_ns = self.request_ns.load(Relaxed);
-        self.orders.lock().learn(used, out, request_ns, resident, self.space.out() as u64);
+        self.orders.lock().learn(
+            unit.usage.sampled_as,
+            used,
+            out,
+            request_ns,
+            resident,
+            self.space.out() as u64,
+        );
     }
 
     /// The pages of its block that a fault may bring in with the one that it asks for: those of its region. If that is in

@@ -10,6 +10,10 @@
 //! Units of which nothing was there and others are counted apart: the first are swept through, mostly, the others are
 //! looked up in. As one, xz in 160M read four times what it used, and took 50 s instead of 28.
 //!
+//! Streams of a thread are counted apart, too, for who takes one page of every eight, as a walk down a column of a matrix does,
+//! comes from window to window as well. If that costs less by an order below a unit's they take that, and do not
+//! double. A unit that is watched breaks a stream, so one is, as long as whole units are right, for each GiB.
+//!
 //! *Fault*: the round trip and the request to the device. *Page*: what a page costs on its way in and out. *Place*: what
 //! a page brought in for nothing costs by having put out another, a fault times the chance that it comes back; it is
 //! estimated by the share of memory that is resident. So a walk brings in whole units, a program that looks up
@@ -17,7 +21,8 @@
 //!
 //! Plain arithmetic on what it is told; its owner guards it by a lock that is a leaf.
 
-use crate::space::{bits, UNIT_PAGES};
+use super::stream::{self, THREADS, UNIT_ORDER};
+use crate::space::{bits, BLOCK_PAGES, UNIT_PAGES};
 
 /// The largest order that the sample decides about: a unit.
 const ORDERS: usize = UNIT_PAGES.trailing_zeros() as usize + 1;
@@ -28,10 +33,52 @@ const PAGE_NS: u64 = 2_000;
 const FIRST: u8 = 2;
 /// Units that are sampled at once.
 const SAMPLES: usize = 64;
-/// Faults that a unit is watched for.
+/// The order of a block.
+pub const WHOLE: u8 = BLOCK_PAGES.ilog2() as u8;
+/// Faults that a unit is watched for; and, where one of a stream is, of the thread's streams elsewhere.
 const WATCHED: u32 = 1024;
-/// The share of a new sample in the average: 1 of this.
+const WATCHED_STREAM: u32 = 32;
+/// Pages that come in by a thread's streams for each unit of theirs that is watched, while whole units are right; and before
+/// the first.
+const STREAMED: u32 = 1 << 18;
+const STREAMED_FIRST: u32 = 1 << 16;
+/// The share of a new sample in the average: 1 of this. There are few of streams.
 const SHARE: i64 = 16;
+const SHARE_STREAM: i64 = 2;
+
+/// What is counted apart: units of which nothing was there, others, and those that streams of a thread come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind(u8);
+
+const KINDS: usize = 2 + THREADS;
+
+impl Kind {
+    /// Of a unit of which the pages `out` are out.
+    fn of(out: u16) -> Self {
+        Self((out != u16::MAX) as u8)
+    }
+
+    fn of_streams(thread: u32) -> Self {
+        Self(2 + stream::place(thread) as u8)
+    }
+
+    fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A fault on a page that is out.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    /// Who faults.
+    pub thread: u32,
+    /// The number of the unit.
+    pub unit: usize,
+    /// A bit for each page of it that is out.
+    pub out: u16,
+    /// The order of the last window of the stream that it continues, if it does.
+    pub last: Option<u8>,
+}
 
 /// What a unit's sample needs: where it is, and since which fault.
 #[derive(Clone, Copy)]
@@ -40,11 +87,21 @@ struct Sample {
     since: u32,
 }
 
+/// The unit of a thread's streams that is watched, or was last.
+#[derive(Clone, Copy)]
+struct Watch {
+    unit: Option<usize>,
+    /// Faults of the streams since, and the pages that they brought in.
+    faults: u32,
+    pages: u32,
+}
+
 /// The sample and what it says.
 pub struct Orders {
-    /// Nanoseconds for a unit, by order: of units of which nothing was there, of others.
-    cost: [[i64; ORDERS]; 2],
-    best: [u8; 2],
+    /// Nanoseconds for a unit, by kind and order.
+    cost: [[i64; ORDERS]; KINDS],
+    best: [u8; KINDS],
+    streams: [Watch; THREADS],
     /// Faults so far.
     faults: u32,
     /// The units under watch, oldest first.
@@ -57,8 +114,13 @@ impl Orders {
     /// Nothing is known.
     pub const fn new() -> Self {
         Self {
-            cost: [[0; ORDERS]; 2],
-            best: [FIRST; 2],
+            cost: [[0; ORDERS]; KINDS],
+            best: {
+                let mut best = [UNIT_ORDER; KINDS];
+                (best[0], best[1]) = (FIRST, FIRST);
+                best
+            },
+            streams: [Watch { unit: None, faults: 0, pages: 0 }; THREADS],
             faults: 0,
             samples: [Sample { unit: 0, since: 0 }; SAMPLES],
             first: 0,
@@ -66,16 +128,37 @@ impl Orders {
         }
     }
 
-    /// The order for a fault that belongs to no stream, on a unit of which the pages `out` are out.
-    pub fn best(&self, out: u16) -> u8 {
-        self.best[kind(out)]
+    /// The order for a fault. With a kind: the unit is to be watched, as one of that; its pages are to be brought in one by one
+    /// until [`Orders::due`] names it.
+    pub fn choose(&mut self, asked: Asked) -> (u8, Option<Kind>) {
+        let Asked { thread, unit, out, last } = asked;
+        if let Some(last) = last {
+            let (kind, best) = self.streams(thread);
+            if best < UNIT_ORDER || last >= UNIT_ORDER {
+                let order = if best < UNIT_ORDER { best } else { (last + 1).min(WHOLE) };
+                let watched = self.sample_stream(thread, unit, order);
+                return if watched { (0, Some(kind)) } else { (order, None) };
+            }
+        }
+        if self.sample(unit, out) {
+            return (0, Some(Kind::of(out)));
+        }
+        (last.map_or(0, |last| last + 1).max(self.best(out)), None)
     }
 
-    /// One more such fault: is the unit to be sampled? Then its pages are to be brought in one by one until
-    /// [`Orders::due`] names it.
-    ///
-    /// Sampling costs faults where windows are large, so it is done less there.
-    pub fn sample(&mut self, unit: usize, out: u16) -> bool {
+    /// The order that has been cheapest for faults that belong to no stream, on a unit of which the pages `out` are out.
+    fn best(&self, out: u16) -> u8 {
+        self.best[Kind::of(out).at()]
+    }
+
+    /// The same for a thread's streams.
+    fn streams(&self, thread: u32) -> (Kind, u8) {
+        let kind = Kind::of_streams(thread);
+        (kind, self.best[kind.at()])
+    }
+
+    /// One more such fault: is the unit to be watched? Sampling costs faults where windows are large, so it is done less there.
+    fn sample(&mut self, unit: usize, out: u16) -> bool {
         self.faults = self.faults.wrapping_add(1);
         if self.faults % (4 << self.best(out)) != 0 || self.len == SAMPLES {
             return false;
@@ -85,8 +168,32 @@ impl Orders {
         true
     }
 
-    /// A unit that has been watched for long enough; it is no more.
-    pub fn due(&mut self) -> Option<usize> {
+    /// The same for one that continues a stream.
+    fn sample_stream(&mut self, thread: u32, unit: usize, order: u8) -> bool {
+        let (kind, best) = self.streams(thread);
+        let enough = match best {
+            UNIT_ORDER if self.cost[kind.at()][0] == 0 => STREAMED_FIRST,
+            UNIT_ORDER => STREAMED,
+            _ => 4 << (2 * best),
+        };
+        let watch = &mut self.streams[stream::place(thread)];
+        (watch.faults, watch.pages) =
+            (watch.faults.saturating_add(1), watch.pages.saturating_add(1 << order));
+        let begins = watch.unit.is_none() && watch.pages >= enough;
+        if begins {
+            *watch = Watch { unit: Some(unit), faults: 0, pages: 0 };
+        }
+        begins
+    }
+
+    /// A unit that has been watched for long enough, when a thread faults; it is no more.
+    pub fn due(&mut self, thread: u32) -> Option<usize> {
+        let watch = &mut self.streams[stream::place(thread)];
+        if watch.faults >= WATCHED_STREAM {
+            if let Some(unit) = watch.unit.take() {
+                return Some(unit);
+            }
+        }
         let sample = (self.len > 0).then(|| self.samples[self.first])?;
         if self.faults.wrapping_sub(sample.since) < WATCHED {
             return None;
@@ -98,14 +205,15 @@ impl Orders {
 
     /// What became of a unit: a bit for each page that was `out` when the watch began, and for each of them that was
     /// `used` since. `request_ns`: what a device takes for a request; `resident`, `swapped`: pages.
-    pub fn learn(&mut self, used: u16, out: u16, request_ns: u64, resident: u64, swapped: u64) {
+    pub fn learn(&mut self, kind: Kind, used: u16, out: u16, request_ns: u64, resident: u64, swapped: u64) {
         if used == 0 {
             return;
         }
         let fault = FAULT_NS + request_ns;
         let place = fault * resident.min(2 * swapped) / swapped.max(1);
-        let costs = &mut self.cost[kind(out)];
+        let costs = &mut self.cost[kind.at()];
         let known = costs[0] != 0;
+        let share = if kind.at() < 2 { SHARE } else { SHARE_STREAM };
         for (order, average) in costs.iter_mut().enumerate() {
             let pages = 1 << order;
             let windows = (0..UNIT_PAGES).step_by(pages).map(|first| bits(first..first + pages) as u16);
@@ -113,16 +221,11 @@ impl Orders {
             let cost: u64 =
                 read.map(|window| fault + (window & out).count_ones() as u64 * (PAGE_NS + place)).sum();
             let step = cost as i64 - *average;
-            *average += if known { step / SHARE } else { step };
+            *average += if known { step / share } else { step };
         }
         let cheapest = (0..ORDERS).min_by_key(|order| costs[*order]).expect("orders");
-        self.best[kind(out)] = cheapest as u8;
+        self.best[kind.at()] = cheapest as u8;
     }
-}
-
-/// Of which kind is a unit?
-fn kind(out: u16) -> usize {
-    (out != u16::MAX) as usize
 }
 
 impl Default for Orders {
@@ -140,7 +243,7 @@ mod tests {
         let mut orders = Orders::new();
         for _ in 0..200 {
             for used in used {
-                orders.learn(*used, u16::MAX, 2_000, resident, swapped);
+                orders.learn(Kind::of(u16::MAX), *used, u16::MAX, 2_000, resident, swapped);
             }
         }
         orders.best(u16::MAX)
@@ -161,11 +264,11 @@ mod tests {
     #[test]
     fn a_change_is_followed() {
         let mut orders = Orders::new();
-        (0..100).for_each(|_| orders.learn(0xffff, u16::MAX, 2_000, 1000, 1000));
+        (0..100).for_each(|_| orders.learn(Kind::of(u16::MAX), 0xffff, u16::MAX, 2_000, 1000, 1000));
         assert_eq!(orders.best(u16::MAX), 4);
-        (0..60).for_each(|_| orders.learn(1, u16::MAX, 2_000, 1000, 1000));
+        (0..60).for_each(|_| orders.learn(Kind::of(u16::MAX), 1, u16::MAX, 2_000, 1000, 1000));
         assert_eq!(orders.best(u16::MAX), 0);
-        (0..60).for_each(|_| orders.learn(0xffff, u16::MAX, 2_000, 1000, 1000));
+        (0..60).for_each(|_| orders.learn(Kind::of(u16::MAX), 0xffff, u16::MAX, 2_000, 1000, 1000));
         assert_eq!(orders.best(u16::MAX), 4);
     }
 
@@ -173,13 +276,44 @@ mod tests {
     fn units_that_are_there_in_part_are_counted_apart() {
         let mut orders = Orders::new();
         for _ in 0..100 {
-            orders.learn(0xffff, u16::MAX, 2_000, 1000, 1000);
-            orders.learn(0x0010, 0x0ff0, 2_000, 1000, 1000);
+            orders.learn(Kind::of(u16::MAX), 0xffff, u16::MAX, 2_000, 1000, 1000);
+            orders.learn(Kind::of(0x0ff0), 0x0010, 0x0ff0, 2_000, 1000, 1000);
         }
         assert_eq!((orders.best(u16::MAX), orders.best(0x00f0)), (4, 0));
         // What is there costs nothing: all that is out is used.
-        (0..100).for_each(|_| orders.learn(0x1010, 0x1010, 2_000, 1000, 1000));
+        (0..100).for_each(|_| orders.learn(Kind::of(0x1010), 0x1010, 0x1010, 2_000, 1000, 1000));
         assert_eq!(orders.best(0x00f0), 4);
+    }
+
+    /// What a thread's stream of whole blocks takes, fault by fault, when of each unit these pages are used.
+    fn of_stream(orders: &mut Orders, used: u16, faults: usize) -> std::vec::Vec<u8> {
+        let mut last = WHOLE;
+        let fault = |unit: usize| {
+            if orders.due(1).is_some() {
+                orders.learn(Kind::of_streams(1), used, u16::MAX, 2_000, 1000, 3000);
+            }
+            let order = orders.choose(Asked { thread: 1, unit, out: u16::MAX, last: Some(last) }).0;
+            last = order.max(UNIT_ORDER);
+            order
+        };
+        (0..faults).map(fault).collect()
+    }
+
+    #[test]
+    fn a_stream_that_uses_little_of_what_it_brings_in_ends() {
+        let mut orders = Orders::new();
+        let dense = of_stream(&mut orders, u16::MAX, 4000);
+        let watched = dense.iter().filter(|order| **order == 0).count();
+        assert!((6..10).contains(&watched), "{watched} units watched");
+        assert!(dense[100..].iter().filter(|order| **order >= 9).count() > 3800);
+        // One page of eight.
+        let sparse = of_stream(&mut orders, 0x0101, 4000);
+        assert!(sparse[3000..].iter().all(|order| *order == 0));
+        // Another thread's does not end by that, and this one's goes on when it uses all again.
+        let asked = Asked { thread: 2, unit: 1, out: u16::MAX, last: Some(8) };
+        assert_eq!(orders.choose(asked), (9, None));
+        let dense = of_stream(&mut orders, u16::MAX, 1000);
+        assert!(dense[100..].iter().filter(|order| **order >= 9).count() > 800);
     }
 
     #[test]
@@ -191,7 +325,7 @@ mod tests {
             if orders.sample(unit, u16::MAX) {
                 watched.push(unit);
             }
-            ended.extend(orders.due());
+            ended.extend(orders.due(1));
         }
         assert!(watched.len() > 100 && ended.len() + SAMPLES >= watched.len());
         assert_eq!(ended, watched[..ended.len()]);

@@ -32,6 +32,11 @@ const AHEAD_SHIFT: u32 = 8;
 const PAGE_SHIFT: u32 = 20;
 const AHEAD: u64 = (1 << PAGE_SHIFT) - (1 << AHEAD_SHIFT);
 
+/// Where what is known of a thread is.
+pub fn place(thread: u32) -> usize {
+    thread as usize % THREADS
+}
+
 fn order_of(word: u64) -> u8 {
     word as u8
 }
@@ -105,7 +110,7 @@ impl Streams {
     /// The place for a new stream: the oldest's, but for those that bring in a lot.
     fn victim(&self, thread: u32) -> usize {
         let words = self.words(thread);
-        let hand = &self.hands[thread as usize % THREADS];
+        let hand = &self.hands[place(thread)];
         for _ in 0..EACH {
             let at = hand.fetch_add(1, Relaxed) % EACH;
             let word = words[at].load(Relaxed);
@@ -118,7 +123,7 @@ impl Streams {
     }
 
     fn words(&self, thread: u32) -> &[AtomicU64; EACH] {
-        &self.words[thread as usize % THREADS]
+        &self.words[place(thread)]
     }
 }
 

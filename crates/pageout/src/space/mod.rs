@@ -63,6 +63,8 @@ pub struct Usage {
     /// The pages that were out when it began to be watched which of them are used (`fault::order`): they come in one by
     /// one. 0: it is not.
     pub sampled: u16,
+    /// As what.
+    pub sampled_as: crate::fault::order::Kind,
     /// It is in a queue.
     pub queued: bool,
     /// A page of it was shared when its turn came, and has been made the process's own: it goes now, or is pinned.
