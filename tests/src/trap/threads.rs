@@ -1,7 +1,7 @@
 //! Threads that come and go, hold locks and wait for each other in memory that is out.
 
 use super::load::{together, Ballast, Churn, Dice};
-use super::span::{load, pattern, Span, BLOCK, PAGE};
+use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -37,6 +37,7 @@ pub const TRAPS: &[Trap] = &[
     ),
     Trap::new("clone-word-huge", "the same in huge pages, most of which leave", clone_word_huge).swaps_huge(),
     Trap::new("futex", "threads wait for each other on words in evicted memory", futex),
+    Trap::new("futex-changes", "futex operations that change words in evicted memory", futex_changes),
     Trap::new("condition", "mutexes and conditions in evicted memory", condition),
 ];
 
@@ -662,6 +663,68 @@ fn futex(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     Ok(())
+}
+
+/// A futex operation on a word of its own, which is 0, and another.
+fn operate(operation: c_int, one: usize, other: usize) -> Result<(), c_int> {
+    const ADD_ONE: c_int = 1 << 28 | 1 << 12;
+    let last = if operation == libc::FUTEX_WAKE_OP { ADD_ONE } else { 0 };
+    // SAFETY: the kernel looks whether it may touch the words. Nobody waits on them.
+    let done = unsafe {
+        libc::syscall(libc::SYS_futex, one, operation | libc::FUTEX_PRIVATE_FLAG, 1, 0, other, last)
+    };
+    if done == -1 {
+        Err(sys::errno())
+    } else {
+        Ok(())
+    }
+}
+
+fn futex_changes(ctx: &Ctx) -> Outcome {
+    const CMP_REQUEUE_PI: c_int = 12;
+    const LOCK_PI2: c_int = 13;
+    // SAFETY: takes nothing.
+    let me = unsafe { libc::gettid() } as u32;
+    let here = AtomicU32::new(0);
+    let here = here.as_ptr() as usize;
+    let field = sys::map(ctx.half())?;
+    // The words are where there was never anything, and where something is beside them.
+    let words: Vec<usize> = field.pieces(field.len / 128 / PAGE * PAGE).map(|piece| piece.start).collect();
+    field.pieces(PAGE).step_by(2).for_each(|page| store(page.start + 8, 1));
+    let mut ballast = Ballast::new(ctx.half())?;
+    for (operation, left) in [
+        (libc::FUTEX_LOCK_PI, me),
+        (libc::FUTEX_UNLOCK_PI, 0),
+        (libc::FUTEX_TRYLOCK_PI, me),
+        (libc::FUTEX_UNLOCK_PI, 0),
+        (LOCK_PI2, me),
+        (libc::FUTEX_UNLOCK_PI, 0),
+        (CMP_REQUEUE_PI, 0),
+        (libc::FUTEX_WAKE_OP, 1),
+    ] {
+        for &word in &words {
+            let of_two = matches!(operation, CMP_REQUEUE_PI | libc::FUTEX_WAKE_OP);
+            let (one, other) = if of_two { (here, word) } else { (word, 0) };
+            let done = operate(operation, one, other);
+            ensure!(done == Ok(()), "futex operation {operation}: error {done:?}");
+            ensure!(load(word) == left.into(), "futex operation {operation} left {:#x}", load(word));
+        }
+        ballast.walk()?;
+    }
+    // What may not be written, may not be read, is not there.
+    let page = sys::map(PAGE)?;
+    let refused = |what: &str| {
+        let done =
+            [operate(libc::FUTEX_LOCK_PI, page.start, 0), operate(libc::FUTEX_WAKE_OP, here, page.start)];
+        ensure!(done == [Err(libc::EFAULT); 2], "on memory that {what}: {done:?}");
+        Ok(())
+    };
+    sys::protect(page, libc::PROT_READ)?;
+    refused("may be read only")?;
+    sys::protect(page, libc::PROT_NONE)?;
+    refused("may not be read")?;
+    sys::unmap(page)?;
+    refused("is not there")
 }
 
 /// A mutex and a condition of the C library at the start of a page, and a counter that they guard.

@@ -22,6 +22,7 @@
 //! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
+//! | syscall | futex operations that change a word fail where that is out: it is brought in, and they are called again |
 //!
 //! What a program calls without libc, by instructions of its own, is out of reach.
 

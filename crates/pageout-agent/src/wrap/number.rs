@@ -3,7 +3,7 @@
 use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
 use super::mapping::{madvise, mlockall, mremap, process_madvise, setsockopt, shmat, vmsplice};
 use super::{answer, bring_in, fail, prctl, FILTERED};
-use crate::{exit, fork, sys};
+use crate::{exit, fork, keeper, sys};
 use core::ffi::{c_int, c_long, c_uint};
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as raw;
@@ -114,6 +114,7 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_sched_setattr
             | raw::__NR_sched_getattr
             | raw::__NR_setpriority => place_by_number(number, a, b, c, d, e, f),
+            raw::__NR_futex if changed_word(b, a, e).is_some() => futex_by_number(a, b, c, d, e, f),
             _ => bare(number, a, b, c, d, e, f),
         }
     }
@@ -132,6 +133,43 @@ unsafe extern "C" fn place_by_number(
 ) -> c_long {
     // SAFETY: as the caller promises.
     undisturbed(|| unsafe { bare(number, a, b, c, d, e, f) })
+}
+
+/// The word that the kernel itself changes in a futex operation on two; `None`: it changes none.
+fn changed_word(operation: usize, one: usize, other: usize) -> Option<usize> {
+    match operation as u32 & raw::FUTEX_CMD_MASK as u32 {
+        raw::FUTEX_LOCK_PI | raw::FUTEX_LOCK_PI2 | raw::FUTEX_TRYLOCK_PI | raw::FUTEX_UNLOCK_PI => Some(one),
+        raw::FUTEX_WAKE_OP | raw::FUTEX_WAIT_REQUEUE_PI | raw::FUTEX_CMP_REQUEUE_PI => Some(other),
+        _ => None,
+    }
+}
+
+/// Between two calls of a futex operation its word may have left again, so often at most.
+const FUTEX_ATTEMPTS: usize = 16;
+
+/// For operations with a [`changed_word`]: the kernel makes that writable by a fault which nobody may serve, and says EFAULT
+/// where it is out, before it has done anything. So it is brought in, and the operation called again. The word may be none
+/// that can be touched: the kernel reads it, by a requeue of nobody, whose faults are served, and which a filter that lets
+/// the operation through hardly forbids.
+#[inline(never)]
+unsafe extern "C" fn futex_by_number(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    // SAFETY: as the caller promises; the second wakes nobody and moves nobody.
+    let call = || unsafe { sys::call6(raw::__NR_futex, [a, b, c, d, e, f]) };
+    let bring_in = |word| unsafe {
+        let requeue = (raw::FUTEX_CMP_REQUEUE | raw::FUTEX_PRIVATE_FLAG) as usize;
+        sys::call6(raw::__NR_futex, [word, requeue, 0, 0, word, 0])
+    };
+    let mut done = call();
+    for _ in 0..FUTEX_ATTEMPTS {
+        let is_out = done == Err(Errno::FAULT)
+            && keeper::active().is_some()
+            && changed_word(b, a, e).is_some_and(|word| bring_in(word) != Err(Errno::FAULT));
+        if !is_out {
+            break;
+        }
+        done = call();
+    }
+    answer(done)
 }
 
 /// Where clone3's structure has the child's stack, and where the numbers that it is to have, and how many.
