@@ -5,8 +5,9 @@ use super::load::{together, Churn, Dice};
 use super::procs::own_program;
 use super::span::{bytes_of, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
+use libc::c_void;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -17,6 +18,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("pipe-io", "a pipe between two evicted buffers", pipe_io),
     Trap::new("socket-io", "a socket pair between two evicted buffers", socket_io),
     Trap::new("zerocopy", "TCP with MSG_ZEROCOPY from memory that is being evicted", zerocopy),
+    Trap::new("xdp", "evicted memory is registered with sockets for the frames of a network device", xdp),
     Trap::new("vmsplice", "pages lent to a pipe, evicted, read later", vmsplice),
     Trap::new("rlimit-as", "little address space more than the program itself needs", rlimit_as),
     Trap::new(
@@ -198,6 +200,50 @@ fn zerocopy(ctx: &Ctx) -> Outcome {
         buffer.part(0, piece.len).check_as(piece.start, 1)?;
     }
     ballast.walk()?;
+    field.check(1)
+}
+
+fn xdp(ctx: &Ctx) -> Outcome {
+    const AREA: usize = 256 << 10;
+    let open = || {
+        // SAFETY: takes numbers.
+        match unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW, 0) } {
+            -1 => Err(Stop::Skip(format!("sockets of AF_XDP: {}", std::io::Error::last_os_error()))),
+            // SAFETY: new, and only ours.
+            fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        }
+    };
+    let set = |socket: &OwnedFd, told: *const c_void| {
+        let (fd, len) = (socket.as_raw_fd(), size_of::<libc::xdp_umem_reg>() as u32);
+        // SAFETY: the kernel looks whether it may read what is told.
+        match unsafe { libc::setsockopt(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, told, len) } {
+            0 => Ok(()),
+            _ => Err(sys::errno()),
+        }
+    };
+    let register = |socket: &OwnedFd, area: Span| {
+        let (chunk_size, headroom, flags, tx_metadata_len) = (PAGE as u32, 0, 0, 0);
+        let (addr, len) = (area.start as u64, area.len as u64);
+        let told = libc::xdp_umem_reg { addr, len, chunk_size, headroom, flags, tx_metadata_len };
+        set(socket, (&raw const told).cast())
+    };
+    open()?;
+    let (field, mut ballast) = ctx.evicted()?;
+    for area in field.pieces(field.len / 16).map(|piece| piece.part(0, AREA)) {
+        let socket = open()?;
+        match register(&socket, area) {
+            Err(libc::ENOBUFS) => return Err(Stop::Skip("too little memory may be locked for XDP".into())),
+            done => ensure!(done == Ok(()), "XDP_UMEM_REG: error {done:?}"),
+        }
+        // It is pinned, and may not leave.
+        ballast.walk()?;
+        area.check(1)?;
+    }
+    let page = sys::map(PAGE)?;
+    sys::protect(page, libc::PROT_READ)?;
+    let socket = open()?;
+    ensure!(register(&socket, page) == Err(libc::EFAULT), "memory that may be read only was registered");
+    ensure!(set(&socket, std::ptr::null()) == Err(libc::EFAULT), "nothing was registered");
     field.check(1)
 }
 

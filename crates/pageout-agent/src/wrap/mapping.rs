@@ -421,7 +421,28 @@ pub unsafe extern "C" fn setsockopt(
     }
     let arguments = [fd as usize, level as usize, name as usize, value as usize, len as usize, 0];
     // SAFETY: as the caller promises.
-    answer(unsafe { sys::call6(raw::__NR_setsockopt, arguments) }) as c_int
+    let set = || unsafe { sys::call6(raw::__NR_setsockopt, arguments) };
+    let pins = level == SOL_XDP && name == XDP_UMEM_REG && keeper::active().is_some();
+    answer(if pins { pin_area(value as usize, set) } else { set() }) as c_int
+}
+
+const SOL_XDP: c_int = 283;
+const XDP_UMEM_REG: c_int = 4;
+
+/// Has `call` pin an area, of which start and length lie at `told`. The kernel says NOMEM where its end is out, and FAULT
+/// where all of it is: what was brought in may have left again before the call.
+fn pin_area(told: usize, call: impl Fn() -> Result<usize, Errno>) -> Result<usize, Errno> {
+    const ATTEMPTS: usize = 4;
+    let mut done = call();
+    for _ in 0..ATTEMPTS {
+        let Err(Errno::FAULT | Errno::NOMEM) = done else { break };
+        let mut area = [0; 16];
+        let area = sys::read_memory(told, &mut area).and_then(|area| area.split_first_chunk::<8>());
+        let Some((start, Ok(len))) = area.map(|(start, len)| (start, len.try_into())) else { break };
+        bring_in(usize::from_ne_bytes(*start), usize::from_ne_bytes(len));
+        done = call();
+    }
+    done
 }
 
 /// Brings a word in; false where there is none that the program may read.
@@ -430,10 +451,11 @@ pub fn can_be_read(address: usize) -> bool {
     unsafe { populate(address & !(PAGE - 1), PAGE, POPULATE_READ) }.is_ok()
 }
 
-/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done.
+/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done;
+/// and what it pins by a call that has no faults served.
 pub fn bring_in(address: usize, len: usize) {
     let start = address & !(PAGE - 1);
     let len = address.wrapping_add(len).wrapping_sub(start);
-    // SAFETY: changes no content. What is not memory is the clone's to refuse.
+    // SAFETY: changes no content. What is not memory is the call's to refuse.
     let _ = unsafe { populate(start, len, POPULATE_WRITE) };
 }
