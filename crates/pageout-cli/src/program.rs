@@ -222,12 +222,23 @@ fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
         return Ok(Some(Obstacle::Foreign));
     }
     const PT_INTERP: u32 = 3;
-    let Some((offset, len)) = segment(file, head, PT_INTERP)? else { return Ok(Some(Obstacle::Static)) };
+    let Some((offset, len)) = segment(file, head, PT_INTERP)? else {
+        return Ok((!is_loader(file)?).then_some(Obstacle::Static));
+    };
     // What loads it must be there, as the interpreter of a script.
     let mut loader = vec![0; len.min(libc::PATH_MAX as u64) as usize];
     file.read_exact_at(&mut loader, offset)?;
     let loader = loader.split(|byte| *byte == 0).next().unwrap_or_default();
     sys::may_access(Path::new(OsStr::from_bytes(loader)), libc::F_OK).map(|()| None)
+}
+
+/// Whether a file is what loads this system's programs. It preloads into the program that it is given; one that is static is
+/// told of as any descendant that is.
+fn is_loader(file: &File) -> std::io::Result<bool> {
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+    let about = file.metadata()?;
+    Ok(std::fs::metadata(LOADER)
+        .is_ok_and(|loader| (loader.dev(), loader.ino()) == (about.dev(), about.ino())))
 }
 
 /// Whether the loader takes a file for a library to preload.

@@ -488,6 +488,22 @@ fn a_program_without_libc_has_the_agent_too() {
     assert_eq!((ended.status, ended.err.as_str()), (7, ""));
 }
 
+/// The loader has no interpreter, as static programs, but preloads into what it runs.
+#[test]
+fn the_loader_runs_programs_with_the_agent() {
+    let place = Place::new();
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let script = "grep -q libpageout_agent- /proc/$$/maps; exit $?";
+    let command = ["run", "--strict", "-m", "64M", loader, "/bin/sh", "-c", script];
+    let ended = finish(place.pageout(command).env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    // A copy may be anything.
+    fs::copy(loader, place.path("copy")).unwrap();
+    let ended = finish(&mut place.pageout(["run", "-m", "64M", "./copy", "/bin/true"]));
+    assert_eq!(ended.status, 125, "{}", ended.err);
+    assert!(ended.err.starts_with("pageout: ./copy: statically linked"), "{}", ended.err);
+}
+
 /// It was killed: a large program on a busy machine takes as long.
 #[test]
 fn who_is_loaded_slowly_is_no_stray() {
