@@ -202,6 +202,10 @@ pub fn start(path: Path) -> bool {
     if let (Err(errno), false) = (sent, fork::is_heir()) {
         let process = program();
         let line = match errno {
+            Errno::AGAIN if sys::may_have_no_children() => alloc::format!(
+                "pageout: process {process} runs without a limit: its class, SCHED_DEADLINE, allows it no children, so \
+                 no keeper; have them get another class (SCHED_RESET_ON_FORK, chrt -R -d)\n"
+            ),
             Errno::AGAIN | Errno::NOMEM => alloc::format!(
                 "pageout: process {process} runs without a limit: no room for its keeper; {MORE_TASKS}\n"
             ),

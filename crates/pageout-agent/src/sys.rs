@@ -267,6 +267,14 @@ pub fn go_before_all() {
     }
 }
 
+/// Is the calling thread of class SCHED_DEADLINE, in which nobody is born, and its children are to be, too?
+pub fn may_have_no_children() -> bool {
+    // SAFETY: takes a number.
+    let class = unsafe { call(raw::__NR_sched_getscheduler, 0, 0, 0, 0) };
+    // Without the flag that gives children another.
+    class == Ok(raw::SCHED_DEADLINE as usize)
+}
+
 /// Are the caller's children to be in another PID namespace? The first of them is its init, and all end with it.
 pub fn children_are_elsewhere() -> bool {
     let of = |path| rustix::fs::stat(path).map(|namespace| namespace.st_ino);

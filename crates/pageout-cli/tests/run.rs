@@ -600,3 +600,22 @@ fn who_is_refused_a_keeper_is_told_so_and_runs() {
     assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
     assert!(ended.err.contains(why), "{}", ended.err);
 }
+
+#[test]
+fn who_may_have_no_children_is_told_what_to_do() {
+    let place = Place::new();
+    let deadline = ["-d", "-T", "5000000", "-P", "10000000", "-D", "10000000", "0", "true"];
+    if !place.prepared("chrt").args(deadline).status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no chrt, or no class SCHED_DEADLINE here");
+        return;
+    }
+    let run = |options: &[&str]| {
+        let command = [&["run", "-m", "64M", "chrt"], options, &deadline].concat();
+        finish(place.pageout(command).env_remove("PAGEOUT_AGENT"))
+    };
+    let ended = run(&[]);
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+    assert!(ended.err.contains("runs without a limit: its class, SCHED_DEADLINE"), "{}", ended.err);
+    let ended = run(&["-R"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
