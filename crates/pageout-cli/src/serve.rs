@@ -618,9 +618,14 @@ impl Server {
             leaving.deadline = None;
             // One that is ending anyway may need longer than this, to give back much memory.
             if Process::of(client.pid).is_some_and(|process| !process.ending) {
+                // The engine has as much as the program, by itself, and is killed when that is used up.
+                let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
+                    libc::RLIM_INFINITY => String::new(),
+                    seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
+                };
                 say::error(format_args!(
-                    "{} ({}): its engine ended without a word while memory was swapped out; killed, so that it cannot \
-                     go on with zeros",
+                    "{} ({}): its engine ended without a word while memory was swapped out{limit}; killed, so that it \
+                     cannot go on with zeros",
                     client.pid, client.name
                 ));
             }

@@ -369,6 +369,18 @@ fn a_process_whose_keeper_died_is_killed_and_never_reads_zeros() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
+/// A keeper has as much CPU time as its program, and is killed when that is used up.
+#[test]
+fn where_cpu_time_is_limited_the_line_says_so() {
+    let place = Place::new();
+    let program = std::env::current_exe().unwrap();
+    let run = ["run", "-s", "mem,size=64M", program.to_str().unwrap(), "role", "--exact", "--nocapture"];
+    let ended = finish(place.pageout_after("ulimit -t 1000", &run).env(ROLE, "stranded"));
+    let line = "out (it may use 1000 s of CPU time, no more: raise ulimit -Ht); killed, so that it cannot go on with zeros\n";
+    assert!(ended.err.ends_with(line), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (137, 1), "{}", ended.err);
+}
+
 /// Ends with its keeper, as `exit_group` does, without a word.
 fn leaver_role() {
     let (keeper, ..) = Keeper::served();
