@@ -42,24 +42,15 @@ const PATIENCE: u32 = 100;
 /// Whose turn it is to move memory: each has a number of its own.
 pub static MOVES: Baton = Baton::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Calls by which memory may grow in place that have begun, and the number of the last that has ended.
-static GROWING: AtomicU32 = AtomicU32::new(0);
-static GROWN: AtomicU32 = AtomicU32::new(0);
 /// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
 const ABANDONED: u32 = 100;
-
-/// How often memory has grown in place, by libc; `None`: it may be doing so.
-pub fn growths() -> Option<u32> {
-    let grown = GROWN.load(Ordering::SeqCst);
-    (GROWING.load(Ordering::SeqCst) == grown).then_some(grown)
-}
 
 /// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied. No handler of a signal
 /// runs meanwhile: it might wait for another thread's move, or not come back.
 ///
 /// Where the program has put up a filter no system call is made, nor does a lone thread make one: there may be few that are
 /// allowed. Then a handler that waits for another's move waits until that takes the turn over.
-fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
+pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
     // The child of a fork past us has of a turn only that another thread had it.
     if exit::is_alone() || !memory::is_home() {
         return work();
@@ -79,16 +70,6 @@ fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
         Wait::Awake => in_turn(),
         Wait::Asleep => sys::quietly(in_turn),
     }
-}
-
-/// The same for a call by which memory may grow in place: nothing tells of that.
-pub fn grow<T>(work: impl FnOnce() -> T) -> T {
-    one_at_a_time(|| {
-        let number = GROWING.fetch_add(1, Ordering::SeqCst) + 1;
-        let done = work();
-        GROWN.fetch_max(number, Ordering::SeqCst);
-        done
-    })
 }
 
 /// As the system call, for what would be one mapping.
@@ -133,18 +114,13 @@ pub unsafe fn remap(
 }
 
 unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Result<usize, Errno> {
-    let work = || {
+    one_at_a_time(|| {
         code::moves(old, old_len);
         // SAFETY: as the caller promises.
         let done = unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) };
         // It may have been marked between.
         done.inspect(|at| code::moves(*at, new_len))
-    };
-    if new_len > old_len {
-        grow(work)
-    } else {
-        one_at_a_time(work)
-    }
+    })
 }
 
 /// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.

@@ -294,8 +294,9 @@ impl<K: Kernel> Engine<K> {
     fn take_up(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) -> bool {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
-            // The program may have mapped it and registered it with its own, in a hole.
-            let is_ours = self.kernel.delivers_here(from, to);
+            // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
+            // what is ours already changes nothing.
+            let is_ours = self.kernel.register(from, to - from).is_ok();
             if self.kernel.event_pending() {
                 return false;
             }
@@ -445,7 +446,7 @@ impl<K: Kernel> Engine<K> {
     /// Reads events, the last of which was caused by a thread that has done nothing since: nor has any other whose event
     /// was read, where order matters. Exclusive.
     fn read_some(&self, order: &mut Order, events: &mut [Event]) -> usize {
-        let waits = order.moves();
+        let waits = !order.is_empty();
         if waits {
             self.moves.store(true, Relaxed);
         } else if !self.moves.load(Relaxed) {

@@ -22,6 +22,11 @@ pub const TRAPS: &[Trap] = &[
     ),
     Trap::new("mremap-regrow", "moves evicted memory, has it shrink and grow in place", mremap_regrow),
     Trap::new("mremap-regrow-beside", "the same while there is another thread", mremap_regrow_beside),
+    Trap::new(
+        "mremap-regrow-half",
+        "unmaps evicted memory, has what lies before it grow over a half, and maps the other",
+        mremap_regrow_half,
+    ),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new(
         "mremap-dontunmap-pieces",
@@ -113,11 +118,6 @@ pub const TRAPS: &[Trap] = &[
     ),
     Trap::new("jit", "code that is written, evicted, made executable and run", jit),
     Trap::new("mseal", "sealed memory is evicted like any other", mseal),
-    Trap::new(
-        "unmap-refused",
-        "is refused to unmap memory that is out, by what is sealed behind it and by a limit",
-        unmap_refused,
-    ),
 ];
 
 fn realloc(ctx: &Ctx) -> Outcome {
@@ -250,6 +250,38 @@ fn mremap_regrow_beside(ctx: &Ctx) -> Outcome {
         done.store(true, Ordering::Relaxed);
         outcome
     })
+}
+
+fn mremap_regrow_half(ctx: &Ctx) -> Outcome {
+    const AREAS: usize = 16;
+    let len = ctx.half() / AREAS / BLOCK * BLOCK;
+    let mut ballast = Ballast::new(ctx.half())?;
+    let deadline = ctx.deadline();
+    while Instant::now() < deadline {
+        // Where nobody else is given addresses.
+        let area = |index: usize| {
+            let whole = Span::new(0x2f00_0000_0000 + index * (1 << 30), BLOCK + len);
+            (whole, whole.part(0, BLOCK), whole.part(BLOCK, len))
+        };
+        for (whole, ..) in (0..AREAS).map(area) {
+            sys::map_at(whole.start, whole.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+            whole.fill(1);
+        }
+        ballast.walk()?;
+        for (whole, before, rest) in (0..AREAS).map(area) {
+            let (near, far) = rest.halves();
+            // A page of what goes is there.
+            far.page(far.pages() - 1).check(1)?;
+            sys::unmap(rest)?;
+            sys::remap(before, before.len + near.len, 0, 0)?;
+            sys::map_at(far.start, far.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+            far.page(1).fill(2);
+            near.check_zero()?;
+            before.check(1)?;
+            sys::unmap(whole)?;
+        }
+    }
+    ballast.walk()
 }
 
 fn mremap_dontunmap(ctx: &Ctx) -> Outcome {
@@ -1660,59 +1692,6 @@ fn mremap_sealed(ctx: &Ctx) -> Outcome {
         ensure!(!sys::is_mapped(place.page(0)), "there is something where nothing was");
     }
     Ok(())
-}
-
-fn unmap_refused(ctx: &Ctx) -> Outcome {
-    let field = sys::map_at(0x2e00_0000_0000, ctx.half(), sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
-    seal(field.page(field.pages() - 1))?;
-    let rest = field.part(0, field.len - PAGE);
-    rest.fill(1);
-    let mut ballast = Ballast::new(ctx.half())?;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a limit is read.
-    sys::ret("getrlimit", unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) })?;
-    let (deadline, ends) = (ctx.deadline(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        // Mappings of another thread come and go in the meantime.
-        let other = scope.spawn(|| -> Outcome {
-            while !ends.load(Ordering::Relaxed) {
-                // The limit is there for it, too.
-                let Ok(piece) = sys::map(1 << 20) else { continue };
-                piece.fill(2);
-                piece.check(2)?;
-                sys::unmap(piece)?;
-            }
-            Ok(())
-        });
-        let mut refuse = || -> Outcome {
-            while Instant::now() < deadline {
-                ensure!(sys::unmap(field).is_err(), "a sealed page was unmapped");
-                rest.check(1)?;
-                ballast.walk()?;
-                ensure!(sys::map_over(field, sys::RW, 0).is_err(), "something was mapped over a sealed page");
-                rest.check(1)?;
-                ballast.walk()?;
-                ensure!(sys::remap(field, PAGE, 0, 0).is_err(), "a sealed page was cut off");
-                rest.check(1)?;
-                ballast.walk()?;
-                let none = libc::rlimit { rlim_cur: 1, ..limit };
-                // SAFETY: limits of this process; nothing else is mapped meanwhile that has to be.
-                let refused = unsafe {
-                    libc::setrlimit(libc::RLIMIT_AS, &none);
-                    let refused = sys::map_over(rest, sys::RW, 0).is_err();
-                    libc::setrlimit(libc::RLIMIT_AS, &limit);
-                    refused
-                };
-                ensure!(refused, "something was mapped beyond the limit");
-                rest.check(1)?;
-                ballast.walk()?;
-            }
-            Ok(())
-        };
-        let done = refuse();
-        ends.store(true, Ordering::Relaxed);
-        done.and(other.join().expect("the other thread"))
-    })
 }
 
 fn mseal(ctx: &Ctx) -> Outcome {

@@ -150,18 +150,6 @@ impl Kernel for Managed {
         self.linux.next_registered(start, end)
     }
 
-    fn delivers_here(&self, start: usize, end: usize) -> bool {
-        self.linux.delivers_here(start, end)
-    }
-
-    fn may_have_grown(&self) -> bool {
-        self.linux.may_have_grown()
-    }
-
-    fn is_mapped(&self, start: usize, end: usize) -> bool {
-        self.linux.is_mapped(start, end)
-    }
-
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         self.linux.next_mapped(start, end)
     }

@@ -4,10 +4,7 @@ use super::{Event, Fault, Found, Kernel};
 use crate::call::call;
 use crate::sync::timeout;
 use core::fmt;
-use core::sync::atomic::{
-    AtomicU32,
-    Ordering::{Relaxed, SeqCst},
-};
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
     self as uffd, CopyMode, EventBuffer, Features, MoveMode, OpenError, Partial, RegisterMode, Uffd,
@@ -35,9 +32,6 @@ pub struct Linux {
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
-    growths: fn() -> Option<u32>,
-    /// The growths before the last moment in which no event was unread.
-    told: AtomicU32,
 }
 
 /// The administrator's word about huge pages: /sys/kernel/mm/transparent_hugepage/enabled.
@@ -278,27 +272,7 @@ impl Linux {
             whole,
             every,
             probe: 0,
-            growths: || Some(0),
-            told: AtomicU32::new(0),
         })
-    }
-
-    /// With who knows how often memory has grown in place, and says `None` while it does: before a call that may have it
-    /// grow, until after. Without, it never has.
-    pub fn with_growths(mut self, growths: fn() -> Option<u32>) -> Self {
-        self.growths = growths;
-        self
-    }
-
-    /// Makes a call that the kernel refuses while an event is unread. If it did not, what had grown before has not grown over
-    /// what an event is still to tell of, or has told of and is not applied. Events lock held.
-    fn while_told<T, E>(&self, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let growths = (self.growths)();
-        let done = call();
-        if let Some(growths) = growths.filter(|growths| done.is_ok() && *growths != self.told.load(Relaxed)) {
-            self.told.store(growths, Relaxed);
-        }
-        done
     }
 
     /// Has the calling thread, and those that it makes, run on any CPU that the process may have, whichever it chose: as the
@@ -503,14 +477,14 @@ impl Kernel for Linux {
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { MoveMode::empty() } else { MoveMode::DONTWAKE };
         // SAFETY: one side is a frame, the other a managed page whose word the caller holds.
-        let moved = self.while_told(|| unsafe { self.uffd.move_pages(to, from, len, mode) });
+        let moved = unsafe { self.uffd.move_pages(to, from, len, mode) };
         moved.or_else(|partial| self.moved_after_all(to, from, len, wake, partial))
     }
 
     fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { CopyMode::empty() } else { CopyMode::DONTWAKE };
         // SAFETY: fills holes only; the caller holds the word.
-        self.while_told(|| unsafe { self.uffd.copy(to, from, len, mode) })
+        unsafe { self.uffd.copy(to, from, len, mode) }
     }
 
     fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial> {
@@ -582,23 +556,11 @@ impl Kernel for Linux {
         None
     }
 
-    fn delivers_here(&self, start: usize, end: usize) -> bool {
-        // To register what is ours already changes nothing.
-        self.register(start, end - start).is_ok()
-    }
-
-    fn may_have_grown(&self) -> bool {
-        (self.growths)() != Some(self.told.load(Relaxed))
-    }
-
-    fn is_mapped(&self, start: usize, end: usize) -> bool {
+    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         // Does nothing but to look for holes.
         // SAFETY: as it says.
-        unsafe { msync(start as *mut _, end - start, MsyncFlags::ASYNC) }.is_ok()
-    }
-
-    fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
-        if start < end && self.is_mapped(start, end) {
+        let whole = start < end && unsafe { msync(start as *mut _, end - start, MsyncFlags::ASYNC) }.is_ok();
+        if whole {
             return Some((start, end));
         }
         mapped(start, end)

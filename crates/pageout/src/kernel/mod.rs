@@ -141,19 +141,6 @@ pub trait Kernel: Send + Sync {
     /// pending, before and after. Changes nothing. Events lock held exclusively.
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)>;
 
-    /// Are faults in a range for which they are delivered, as one mapping has it, delivered to this kernel's engine, and not to
-    /// another? Events lock held exclusively.
-    fn delivers_here(&self, _start: usize, _end: usize) -> bool {
-        true
-    }
-
-    /// May memory have grown in place since pages were last moved or copied, as far as it is known: that raises no event. Then
-    /// it may be where something was that an event tells of: none was unread then. Events lock held exclusively.
-    fn may_have_grown(&self) -> bool;
-
-    /// Is all of a range mapped, by whatever, whatever events are unread? Any lock.
-    fn is_mapped(&self, start: usize, end: usize) -> bool;
-
     /// The first part of a range where anything is mapped, whatever events are unread. Any lock.
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)>;
 

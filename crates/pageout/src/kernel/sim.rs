@@ -105,8 +105,6 @@ struct State {
     /// Calls under way that have an event.
     changing: usize,
     mappings: u32,
-    /// A mapping has grown, and there was always an event unread since.
-    grown: bool,
     now: u64,
     random: u64,
     /// So many of 65536 moves and copies stop half-way.
@@ -119,14 +117,6 @@ struct State {
     serving: bool,
     /// Faults are not told by events: the thread is sent a signal (`UFFD_FEATURE_SIGBUS`).
     signals: bool,
-}
-
-impl State {
-    /// Is an event unread? If not, nothing has grown unseen. Events lock held.
-    fn is_changing(&mut self) -> bool {
-        self.grown &= self.changing > 0;
-        self.changing > 0
-    }
 }
 
 /// The simulated kernel. See the module.
@@ -185,7 +175,6 @@ impl Simulated {
             queued: 0,
             changing: 0,
             mappings: 1,
-            grown: false,
             now: 1,
             random: seed,
             partial: 0,
@@ -360,14 +349,6 @@ impl Simulated {
         Self::begin(&mut state, registered.then_some(unmap).into_iter().collect())
     }
 
-    /// Pages were to be unmapped, and what is registered tells of it; but that is refused: something behind them is sealed.
-    pub fn refuse_munmap(&self, start: usize, len: usize) -> Call {
-        let mut state = self.state.lock();
-        let registered = state.pages[self.range(start, len)].iter().any(|page| page.registered);
-        let unmap = Event::Unmap { start, end: start + len };
-        Self::begin(&mut state, registered.then_some(unmap).into_iter().collect())
-    }
-
     /// Pages, present or not, and their mappings go from `from` to `to`; `len` is that of the old place, the
     /// mapping at the new one is `grown` longer. What was mapped at `to` is gone.
     pub fn mremap(&self, from: usize, to: usize, len: usize, grown: usize) -> Call {
@@ -381,7 +362,6 @@ impl Simulated {
             self.drop_page(&mut state, index);
         }
         state.mappings += 1;
-        state.grown |= grown > 0;
         let mapping = state.mappings;
         for (i, index) in target.enumerate() {
             let Some(source) = (i < source.len()).then(|| source.start + i) else {
@@ -422,17 +402,11 @@ impl Simulated {
         let mut state = self.state.lock();
         let range = self.range(end, len);
         let Page { mapping, registered, marked, writable, executable, .. } = state.pages[range.start - 1];
-        state.grown = true;
         for index in range {
             assert_eq!(state.pages[index].mapping, 0, "grows over another mapping");
             state.pages[index] =
                 Page { mapping, registered, marked, writable, executable, ..Page::default() };
         }
-    }
-
-    /// Has a mapping grown, and was there always an event unread since?
-    pub fn has_grown(&self) -> bool {
-        self.state.lock().grown
     }
 
     /// `madvise(DONTNEED)` or `FREE`. Without registration it is done at once, under the lock of the mappings;
@@ -718,7 +692,7 @@ impl Simulated {
         self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if self.state.lock().is_changing() {
+        if self.state.lock().changing > 0 {
             return refused(Errno::AGAIN);
         }
         // The kernel looks twice, and at the mapping between: one that goes now is not there, and not yet changing.
@@ -728,7 +702,7 @@ impl Simulated {
         if let Err(errno) = Self::check_target(&state, &range) {
             return refused(errno);
         }
-        if state.is_changing() {
+        if state.changing > 0 {
             return refused(Errno::AGAIN);
         }
         if state.short > 0 && splitmix(&mut state.random) & 0xffff < u64::from(state.short) {
@@ -825,7 +799,7 @@ impl Kernel for Simulated {
         self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if self.state.lock().is_changing() {
+        if self.state.lock().changing > 0 {
             return refused(Errno::AGAIN);
         }
         self.meanwhile();
@@ -834,7 +808,7 @@ impl Kernel for Simulated {
         if state.pages[target.start].mapping == 0 || state.pages[source.start].mapping == 0 {
             return refused(Errno::NOENT);
         }
-        if state.is_changing() {
+        if state.changing > 0 {
             return refused(Errno::AGAIN);
         }
         let of_one = |range: &Range<usize>| {
@@ -893,7 +867,7 @@ impl Kernel for Simulated {
         self.meanwhile();
         let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if state.is_changing() {
+        if state.changing > 0 {
             return refused(Errno::AGAIN);
         }
         let range = self.range(at, len);
@@ -923,16 +897,6 @@ impl Kernel for Simulated {
         self.under_lock(true);
         self.meanwhile();
         self.next(start, end, |page| page.registered)
-    }
-
-    fn may_have_grown(&self) -> bool {
-        self.meanwhile();
-        self.state.lock().grown
-    }
-
-    fn is_mapped(&self, start: usize, end: usize) -> bool {
-        self.meanwhile();
-        self.state.lock().pages[self.range(start, end - start)].iter().all(|page| page.mapping != 0)
     }
 
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {

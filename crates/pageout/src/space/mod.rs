@@ -364,16 +364,6 @@ impl Space {
         })
     }
 
-    /// Does a page of a range have a word that `is`? No block lock held.
-    pub(crate) fn any(&self, start: usize, end: usize, is: impl Fn(Tag) -> bool) -> bool {
-        self.blocks(start, end).any(|(block_start, block)| {
-            let block = block.lock();
-            let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
-            let mut pages = (from - block_start) / PAGE..(to - block_start) / PAGE;
-            pages.any(|index| is(block.word(index).tag()))
-        })
-    }
-
     /// Each known block that has addresses in `start..end`, with its first address.
     pub fn blocks(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, &Block)> + '_ {
         let end = end.min(TOP);

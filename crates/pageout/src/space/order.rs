@@ -24,18 +24,12 @@
 //! know all orders that threads make past libc: what grew unseen is taken for nothing, and of two departures that fit, the
 //! one that was read first for the first.
 //!
-//! An UNMAP is told of, too, where the call was refused in the end, and nothing has gone: something sealed lay behind it, or a
-//! limit kept out what was to come there. So if it is still mapped when its UNMAP is read, that waits in the same way,
-//! and what is registered still has not gone; unless it may be something else: what came there, by the log, or what
-//! grew there in place, of which no page can be there yet, and which is known of as far as libc does it.
-//!
 //! Under the events lock, exclusively, from the first event to the last.
 
 use super::event::{apply, Numbered};
 use super::{Region, Regions, PAGE};
 use crate::engine::Engine;
-use crate::kernel::{Event, Found, Kernel};
-use crate::page::Tag;
+use crate::kernel::{Event, Kernel};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -47,15 +41,12 @@ const MOST: usize = 100_000;
 #[derive(Default)]
 pub(crate) struct Order {
     log: VecDeque<Numbered>,
-    moves: bool,
     /// Where something came to since reading began and was not seen to leave, as far as the log is applied.
     fresh: Regions,
     /// The same as far as it is read; what was there at the last look, and what was missing at one.
     there: Regions,
     gone: Regions,
     brought: usize,
-    /// The numbers of the UNMAPs that may have been refused.
-    refused: Vec<u64>,
 }
 
 impl Order {
@@ -65,58 +56,16 @@ impl Order {
         match event {
             Event::Fault(_) => return,
             Event::Remap { from, to, len } => {
-                self.moves = true;
                 for gone in [(from, from + len), (to, to + len)] {
                     self.there.remove(gone.0, gone.1);
                     self.gone.remove(gone.0, gone.1);
                 }
                 self.there.insert(Region { start: to, end: to + len });
             }
-            Event::Unmap { start, end } if self.may_be_refused(engine, regions, start, end) => {
-                self.refused.push(numbered.0);
-            }
             _ if !self.is_empty() => {}
             _ => return apply(engine, regions, numbered),
         }
         self.log.push_back(numbered);
-    }
-
-    /// May what an UNMAP tells of, which was just read, be there still? Then what was in memory is, but for what came; or, if
-    /// all was out, it is mapped and nothing has grown: what has, over what was unmapped, has no page, for none comes in while
-    /// an event is unread.
-    fn may_be_refused<K: Kernel>(
-        &self,
-        engine: &Engine<K>,
-        regions: &Regions,
-        start: usize,
-        end: usize,
-    ) -> bool {
-        let is_any = |is: fn(Tag) -> bool| engine.space.any(start, end, is);
-        let was_there = is_any(|tag| tag == Tag::Resident);
-        // What nothing is known of may leave the regions: its faults are answered all the same, if not in a handler.
-        if !was_there && !engine.is_inline() && !is_any(|tag| tag != Tag::None) {
-            return false;
-        }
-        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
-        let mut is_there = false;
-        let mut look = |from, to| match was_there {
-            true => self.there.gaps(from, to, |from, to| {
-                is_there |= engine.kernel.scan(from, to, &mut found).0 > 0;
-            }),
-            // What has grown was counted before it did.
-            false => is_there |= engine.kernel.is_mapped(from, to) && !engine.kernel.may_have_grown(),
-        };
-        regions.within(start, end).for_each(|part| look(part.start, part.end));
-        // What had grown is in no region.
-        regions.gaps(start, end, |from, to| {
-            engine.space.first_known(from, to).into_iter().for_each(|(from, to)| look(from, to))
-        });
-        is_there
-    }
-
-    /// Was something moved, as far as the log is read?
-    pub(crate) fn moves(&self) -> bool {
-        self.moves
     }
 
     /// Looks whether what came is there, before an event is read that is there to be read.
@@ -154,12 +103,6 @@ impl Order {
                     apply(engine, regions, numbered);
                     self.fresh.remove(from, from + len);
                     self.fresh.insert(Region { start: to, end: to + len });
-                }
-                Event::Unmap { start, end } if self.refused.contains(&numbered.0) => {
-                    // If what is there was there before, it is as what came since: not what has gone.
-                    if !self.unmap_newcomer(engine, regions, start, end) {
-                        return false;
-                    }
                 }
                 Event::Unmap { start, end } => {
                     if !self.unmap(engine, regions, start, end) {
@@ -235,13 +178,7 @@ impl Order {
             Next::Nothing => {
                 let mut at = start;
                 while at < end {
-                    let (mut from, to) = engine.kernel.next_registered(at, end).unwrap_or((end, end));
-                    if engine.kernel.event_pending() {
-                        return false;
-                    }
-                    if from < to && !engine.kernel.delivers_here(from, to) {
-                        from = to;
-                    }
+                    let (from, to) = engine.kernel.next_registered(at, end).unwrap_or((end, end));
                     if engine.kernel.event_pending() {
                         return false;
                     }

@@ -62,8 +62,6 @@ enum Doing {
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
     Return,
-    /// Nothing was done.
-    Refused,
     /// The range was unmapped: the kernel may give it to others before the call returns.
     Unmapped,
     /// Something came to the range from another one, which the kernel may give to others as well.
@@ -82,8 +80,6 @@ pub struct Habits {
     pub run: usize,
     pub mmap: usize,
     pub munmap: usize,
-    /// `munmap` that is refused.
-    pub refuse: usize,
     pub dontneed: usize,
     pub free: usize,
     pub mremap: usize,
@@ -106,7 +102,6 @@ impl Habits {
         run: 20,
         mmap: 3,
         munmap: 2,
-        refuse: 1,
         dontneed: 3,
         free: 1,
         mremap: 3,
@@ -122,7 +117,6 @@ impl Habits {
     pub const ACCESS: Habits = Habits {
         mmap: 0,
         munmap: 0,
-        refuse: 0,
         dontneed: 0,
         free: 0,
         mremap: 0,
@@ -341,7 +335,7 @@ impl Program {
         let h = self.habits;
         let weights = [
             h.touch, h.run, h.mmap, h.munmap, h.dontneed, h.free, h.mremap, h.mprotect, h.pin, h.share,
-            h.refuse, h.grow,
+            h.grow,
         ];
         let mut chosen = self.random.below(weights.iter().sum());
         let mut which = 0;
@@ -421,13 +415,6 @@ impl Program {
                 self.say("fork".into());
                 kernel.share();
             }
-            10 => {
-                let Some(range) = self.range(false) else { return };
-                // Left open: docs/hazards.md, a call that unmaps is refused.
-                if !kernel.has_grown() {
-                    self.start_refused_munmap(kernel, thread, range);
-                }
-            }
             _ => self.grow(kernel),
         }
     }
@@ -438,21 +425,15 @@ impl Program {
             || !self.threads.iter().any(|doing| matches!(doing, Doing::Call { then: Then::Moved { .. }, .. }))
     }
 
-    /// See where a call is refused.
-    fn may_grow(&self) -> bool {
-        !self.threads.iter().any(|doing| matches!(doing, Doing::Call { then: Then::Refused, .. }))
-    }
-
     /// A mapping grows in place: as a rule over what was just cut off.
     fn grow(&mut self, kernel: &Simulated) {
-        if !self.has_turn() || !self.may_grow() {
+        if !self.has_turn() {
             return;
         }
-        let Some((first, n)) = self.range(true) else { return };
+        let Some((first, n)) = self.range(false) else { return };
         let ends = |page: &usize| self.values[page - 1].mapped && !self.values[*page].mapped;
         let Some(end) = (first.max(1)..first + n).find(ends) else { return };
-        // The kernel may have been told of what was there, or not yet.
-        let free = |page: &usize| !self.values[*page].mapped && self.is_free((*page, 1), true);
+        let free = |page: &usize| !self.values[*page].mapped && self.is_free((*page, 1), false);
         let n = (end..first + n).take_while(free).count();
         self.start_grow(kernel, (end, n));
     }
@@ -471,7 +452,7 @@ impl Program {
             return;
         }
         let Some((from, mut n)) = self.range(false) else { return };
-        let grows = self.habits.grow > 0 && self.may_grow() && self.random.one_in(3);
+        let grows = self.habits.grow > 0 && self.random.one_in(3);
         let grown = if grows { self.random.below(40) } else { 0 };
         let mapped = |value: &Value| value.mapped && value.writable;
         if !self.all((from, n), mapped) || n + grown > self.values.len() {
@@ -584,14 +565,6 @@ impl Program {
         let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
         self.unmapped(range);
         self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
-    }
-
-    /// A thread that is idle is refused to unmap pages.
-    pub fn start_refused_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
-        assert!(matches!(self.threads[thread], Doing::Nothing));
-        self.say(format!("munmap {range:?} is refused"));
-        let call = kernel.refuse_munmap(self.at(range.0), range.1 * PAGE);
-        self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Refused };
     }
 
     /// A thread that is idle moves pages, with their mapping.
