@@ -621,6 +621,10 @@ impl<K: Kernel> Engine<K> {
     fn order_of_swapped(&self, block: &mut BlockState, page: usize, thread: u32, last: Option<u8>) -> u8 {
         let unit = block.unit_mut(page % BLOCK_PAGES).expect("unit of a swapped page");
         if unit.usage.sampled != 0 {
+            if unit.usage.sampled_as.is_anothers(thread) {
+                // What others use says nothing of this stream.
+                unit.usage.sampled &= !(1 << (page % UNIT_PAGES));
+            }
             return 0;
         }
         let out = unit.pages(Tag::Swapped);

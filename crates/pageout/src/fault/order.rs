@@ -11,7 +11,7 @@
 //! looked up in. As one, xz in 160M read four times what it used, and took 50 s instead of 28.
 //!
 //! Streams of a thread are counted apart, too, for who takes one page of every eight, as a walk down a column of a matrix does,
-//! comes from window to window as well. If that costs less by an order below a unit's they take that, and do not
+//! comes from window to window as well. If that costs half as much by an order below a unit's they take that, and do not
 //! double. A unit that is watched breaks a stream, so one is, as long as whole units are right, for each GiB.
 //!
 //! *Fault*: the round trip and the request to the device. *Page*: what a page costs on its way in and out. *Place*: what
@@ -38,10 +38,14 @@ pub const WHOLE: u8 = BLOCK_PAGES.ilog2() as u8;
 /// Faults that a unit is watched for; and, where one of a stream is, of the thread's streams elsewhere.
 const WATCHED: u32 = 1024;
 const WATCHED_STREAM: u32 = 32;
+/// Of a unit with fewer pages out little can be learned of streams.
+const MOST_OUT: u32 = UNIT_PAGES as u32 * 3 / 4;
 /// Pages that come in by a thread's streams for each unit of theirs that is watched, while whole units are right; and before
 /// the first.
 const STREAMED: u32 = 1 << 18;
 const STREAMED_FIRST: u32 = 1 << 16;
+/// So many times cheaper must less than a unit be for a stream to end.
+const CLEARLY: i64 = 2;
 /// The share of a new sample in the average: 1 of this. There are few of streams.
 const SHARE: i64 = 16;
 const SHARE_STREAM: i64 = 2;
@@ -60,6 +64,15 @@ impl Kind {
 
     fn of_streams(thread: u32) -> Self {
         Self(2 + stream::place(thread) as u8)
+    }
+
+    /// Is it that of streams of another thread?
+    pub fn is_anothers(self, thread: u32) -> bool {
+        self.is_of_streams() && self != Self::of_streams(thread)
+    }
+
+    fn is_of_streams(self) -> bool {
+        self.0 >= 2
     }
 
     fn at(self) -> usize {
@@ -91,7 +104,7 @@ struct Sample {
 #[derive(Clone, Copy)]
 struct Watch {
     unit: Option<usize>,
-    /// Faults of the streams since, and the pages that they brought in.
+    /// Faults of the streams since, and the pages that they have brought in since something was learned.
     faults: u32,
     pages: u32,
 }
@@ -136,7 +149,7 @@ impl Orders {
             let (kind, best) = self.streams(thread);
             if best < UNIT_ORDER || last >= UNIT_ORDER {
                 let order = if best < UNIT_ORDER { best } else { (last + 1).min(WHOLE) };
-                let watched = self.sample_stream(thread, unit, order);
+                let watched = self.sample_stream(thread, unit, out, order);
                 return if watched { (0, Some(kind)) } else { (order, None) };
             }
         }
@@ -169,7 +182,7 @@ impl Orders {
     }
 
     /// The same for one that continues a stream.
-    fn sample_stream(&mut self, thread: u32, unit: usize, order: u8) -> bool {
+    fn sample_stream(&mut self, thread: u32, unit: usize, out: u16, order: u8) -> bool {
         let (kind, best) = self.streams(thread);
         let enough = match best {
             UNIT_ORDER if self.cost[kind.at()][0] == 0 => STREAMED_FIRST,
@@ -179,9 +192,9 @@ impl Orders {
         let watch = &mut self.streams[stream::place(thread)];
         (watch.faults, watch.pages) =
             (watch.faults.saturating_add(1), watch.pages.saturating_add(1 << order));
-        let begins = watch.unit.is_none() && watch.pages >= enough;
+        let begins = watch.unit.is_none() && watch.pages >= enough && out.count_ones() >= MOST_OUT;
         if begins {
-            *watch = Watch { unit: Some(unit), faults: 0, pages: 0 };
+            (watch.unit, watch.faults) = (Some(unit), 0);
         }
         begins
     }
@@ -211,9 +224,12 @@ impl Orders {
         }
         let fault = FAULT_NS + request_ns;
         let place = fault * resident.min(2 * swapped) / swapped.max(1);
+        if let Some(watch) = kind.0.checked_sub(2).map(|place| &mut self.streams[place as usize]) {
+            watch.pages = 0;
+        }
         let costs = &mut self.cost[kind.at()];
         let known = costs[0] != 0;
-        let share = if kind.at() < 2 { SHARE } else { SHARE_STREAM };
+        let share = if kind.is_of_streams() { SHARE_STREAM } else { SHARE };
         for (order, average) in costs.iter_mut().enumerate() {
             let pages = 1 << order;
             let windows = (0..UNIT_PAGES).step_by(pages).map(|first| bits(first..first + pages) as u16);
@@ -223,8 +239,14 @@ impl Orders {
             let step = cost as i64 - *average;
             *average += if known { step / share } else { step };
         }
-        let cheapest = (0..ORDERS).min_by_key(|order| costs[*order]).expect("orders");
-        self.best[kind.at()] = cheapest as u8;
+        let cheapest =
+            |orders: core::ops::Range<usize>| orders.min_by_key(|order| costs[*order]).expect("orders");
+        self.best[kind.at()] = match cheapest(0..ORDERS - 1) {
+            // The units of a large window share its fault, and what was put out for them was cold as a rule.
+            small if kind.is_of_streams() && costs[small] * CLEARLY > costs[ORDERS - 1] => UNIT_ORDER,
+            small if kind.is_of_streams() => small as u8,
+            _ => cheapest(0..ORDERS) as u8,
+        };
     }
 }
 
