@@ -122,6 +122,12 @@ fn own_uffd(ctx: &Ctx) -> Outcome {
     region.check(4)
 }
 
+/// Has a page of the program's own region hold generation 3.
+fn fill(fd: &OwnedFd, page: usize, source: Span) -> Outcome {
+    source.fill_as(page, 3);
+    control(fd, "UFFDIO_COPY", COPY, &mut [page as u64, source.start as u64, PAGE as u64, 0, 0])
+}
+
 /// Answers the fault of each page of the region once.
 fn serve(fd: &OwnedFd, region: Span, served: &AtomicUsize) -> Outcome {
     let source = sys::map(PAGE)?;
@@ -131,9 +137,7 @@ fn serve(fd: &OwnedFd, region: Span, served: &AtomicUsize) -> Outcome {
         let n = unsafe { libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast(), MESSAGE_LEN) };
         sys::whole("read of a fault", n, MESSAGE_LEN)?;
         ensure!(message[0] as u8 == EVENT_PAGEFAULT, "an event that nobody asked for: {message:x?}");
-        let page = message[2] as usize / PAGE * PAGE;
-        source.fill_as(page, 3);
-        control(fd, "UFFDIO_COPY", COPY, &mut [page as u64, source.start as u64, PAGE as u64, 0, 0])?;
+        fill(fd, message[2] as usize / PAGE * PAGE, source)?;
         served.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
@@ -227,9 +231,7 @@ fn serve_until(fd: &OwnedFd, ended: impl Fn() -> bool) -> Outcome {
             continue;
         }
         let page = message[2] as usize / PAGE * PAGE;
-        source.fill_as(page, 3);
-        let words = &mut [page as u64, source.start as u64, PAGE as u64, 0, 0];
-        if control(fd, "UFFDIO_COPY", COPY, words).is_err() {
+        if fill(fd, page, source).is_err() {
             control(fd, "UFFDIO_WAKE", WAKE, &mut [page as u64, PAGE as u64])?;
         }
     }

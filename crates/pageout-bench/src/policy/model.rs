@@ -119,7 +119,7 @@ impl Model {
         let stream = self.streams.find(thread as u32, page, self.out, there);
         let state = self.pages[page];
         let order = match state {
-            Page::Out => self.order(page / UNIT_PAGES, thread as u32, stream),
+            Page::Out => self.order(page, thread as u32, stream),
             _ => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),
         };
         let order = order.min(BLOCK_PAGES.ilog2() as u8);
@@ -153,17 +153,10 @@ impl Model {
     }
 
     /// `Engine::order_of_swapped`.
-    fn order(&mut self, unit: usize, thread: u32, stream: Option<Stream>) -> u8 {
-        if self.usages[unit].sampled != 0 {
-            return 0;
-        }
-        let out = self.pages_of(unit, Page::Out);
-        let last = stream.map(|stream| stream.order);
-        let (order, watched) = self.orders.choose(Asked { thread, unit, out, last });
-        if let Some(kind) = watched {
-            (self.usages[unit].sampled, self.usages[unit].sampled_as) = (out, kind);
-        }
-        order
+    fn order(&mut self, page: usize, thread: u32, stream: Option<Stream>) -> u8 {
+        let (unit, last) = (page / UNIT_PAGES, stream.map(|stream| stream.order));
+        let asked = Asked { thread, unit, at: page % UNIT_PAGES, out: self.pages_of(unit, Page::Out), last };
+        self.orders.choose(&mut self.usages[unit], asked)
     }
 
     /// `Engine::learn`.

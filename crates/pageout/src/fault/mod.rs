@@ -620,20 +620,9 @@ impl<K: Kernel> Engine<K> {
 
     fn order_of_swapped(&self, block: &mut BlockState, page: usize, thread: u32, last: Option<u8>) -> u8 {
         let unit = block.unit_mut(page % BLOCK_PAGES).expect("unit of a swapped page");
-        if unit.usage.sampled != 0 {
-            if unit.usage.sampled_as.is_anothers(thread) {
-                // What others use says nothing of this stream.
-                unit.usage.sampled &= !(1 << (page % UNIT_PAGES));
-            }
-            return 0;
-        }
         let out = unit.pages(Tag::Swapped);
-        let (order, watched) =
-            self.orders.lock().choose(Asked { thread, unit: page / UNIT_PAGES, out, last });
-        if let Some(kind) = watched {
-            (unit.usage.sampled, unit.usage.sampled_as) = (out, kind);
-        }
-        order
+        let asked = Asked { thread, unit: page / UNIT_PAGES, at: page % UNIT_PAGES, out, last };
+        self.orders.lock().choose(&mut unit.usage, asked)
     }
 
     /// Ends the watch over a unit whose time has come, when a thread faults. No lock held.

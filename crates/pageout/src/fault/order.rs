@@ -22,7 +22,7 @@
 //! Plain arithmetic on what it is told; its owner guards it by a lock that is a leaf.
 
 use super::stream::{self, THREADS, UNIT_ORDER};
-use crate::space::{bits, BLOCK_PAGES, UNIT_PAGES};
+use crate::space::{bits, Usage, BLOCK_PAGES, UNIT_PAGES};
 
 /// The largest order that the sample decides about: a unit.
 const ORDERS: usize = UNIT_PAGES.trailing_zeros() as usize + 1;
@@ -67,12 +67,13 @@ impl Kind {
     }
 
     /// Is it that of streams of another thread?
-    pub fn is_anothers(self, thread: u32) -> bool {
-        self.is_of_streams() && self != Self::of_streams(thread)
+    fn is_anothers(self, thread: u32) -> bool {
+        self.of_whose_streams().is_some_and(|place| place != stream::place(thread))
     }
 
-    fn is_of_streams(self) -> bool {
-        self.0 >= 2
+    /// Where what is known of the threads is of whose streams it is.
+    fn of_whose_streams(self) -> Option<usize> {
+        self.at().checked_sub(2)
     }
 
     fn at(self) -> usize {
@@ -87,6 +88,8 @@ pub struct Asked {
     pub thread: u32,
     /// The number of the unit.
     pub unit: usize,
+    /// Which of its pages was touched.
+    pub at: usize,
     /// A bit for each page of it that is out.
     pub out: u16,
     /// The order of the last window of the stream that it continues, if it does.
@@ -141,10 +144,26 @@ impl Orders {
         }
     }
 
-    /// The order for a fault. With a kind: the unit is to be watched, as one of that; its pages are to be brought in one by one
-    /// until [`Orders::due`] names it.
-    pub fn choose(&mut self, asked: Asked) -> (u8, Option<Kind>) {
-        let Asked { thread, unit, out, last } = asked;
+    /// The order for a fault; `usage` is of its unit. Whether that is watched, and as what, is kept there: its pages come in one
+    /// by one until [`Orders::due`] names it.
+    pub fn choose(&mut self, usage: &mut Usage, asked: Asked) -> u8 {
+        if usage.sampled != 0 {
+            if usage.sampled_as.is_anothers(asked.thread) {
+                // What others use says nothing of this stream.
+                usage.sampled &= !(1 << asked.at);
+            }
+            return 0;
+        }
+        let (order, watched) = self.choose_anew(asked);
+        if let Some(kind) = watched {
+            (usage.sampled, usage.sampled_as) = (asked.out, kind);
+        }
+        order
+    }
+
+    /// The same for a unit that is not watched. With a kind: it is to be from now on, as one of that.
+    fn choose_anew(&mut self, asked: Asked) -> (u8, Option<Kind>) {
+        let Asked { thread, unit, out, last, .. } = asked;
         if let Some(last) = last {
             let (kind, best) = self.streams(thread);
             if best < UNIT_ORDER || last >= UNIT_ORDER {
@@ -224,12 +243,13 @@ impl Orders {
         }
         let fault = FAULT_NS + request_ns;
         let place = fault * resident.min(2 * swapped) / swapped.max(1);
-        if let Some(watch) = kind.0.checked_sub(2).map(|place| &mut self.streams[place as usize]) {
-            watch.pages = 0;
+        let streams = kind.of_whose_streams();
+        if let Some(place) = streams {
+            self.streams[place].pages = 0;
         }
         let costs = &mut self.cost[kind.at()];
         let known = costs[0] != 0;
-        let share = if kind.is_of_streams() { SHARE_STREAM } else { SHARE };
+        let share = if streams.is_some() { SHARE_STREAM } else { SHARE };
         for (order, average) in costs.iter_mut().enumerate() {
             let pages = 1 << order;
             let windows = (0..UNIT_PAGES).step_by(pages).map(|first| bits(first..first + pages) as u16);
@@ -241,11 +261,13 @@ impl Orders {
         }
         let cheapest =
             |orders: core::ops::Range<usize>| orders.min_by_key(|order| costs[*order]).expect("orders");
-        self.best[kind.at()] = match cheapest(0..ORDERS - 1) {
-            // The units of a large window share its fault, and what was put out for them was cold as a rule.
-            small if kind.is_of_streams() && costs[small] * CLEARLY > costs[ORDERS - 1] => UNIT_ORDER,
-            small if kind.is_of_streams() => small as u8,
-            _ => cheapest(0..ORDERS) as u8,
+        let small = cheapest(0..ORDERS - 1);
+        // The units of a large window share its fault, and what was put out for them was cold as a rule.
+        let is_clear = costs[small] * CLEARLY <= costs[ORDERS - 1];
+        self.best[kind.at()] = match streams {
+            Some(_) if is_clear => small as u8,
+            Some(_) => UNIT_ORDER,
+            None => cheapest(0..ORDERS) as u8,
         };
     }
 }
@@ -314,7 +336,8 @@ mod tests {
             if orders.due(1).is_some() {
                 orders.learn(Kind::of_streams(1), used, u16::MAX, 2_000, 1000, 3000);
             }
-            let order = orders.choose(Asked { thread: 1, unit, out: u16::MAX, last: Some(last) }).0;
+            let asked = Asked { thread: 1, unit, at: 0, out: u16::MAX, last: Some(last) };
+            let order = orders.choose_anew(asked).0;
             last = order.max(UNIT_ORDER);
             order
         };
@@ -332,8 +355,8 @@ mod tests {
         let sparse = of_stream(&mut orders, 0x0101, 4000);
         assert!(sparse[3000..].iter().all(|order| *order == 0));
         // Another thread's does not end by that, and this one's goes on when it uses all again.
-        let asked = Asked { thread: 2, unit: 1, out: u16::MAX, last: Some(8) };
-        assert_eq!(orders.choose(asked), (9, None));
+        let asked = Asked { thread: 2, unit: 1, at: 0, out: u16::MAX, last: Some(8) };
+        assert_eq!(orders.choose_anew(asked), (9, None));
         let dense = of_stream(&mut orders, u16::MAX, 1000);
         assert!(dense[100..].iter().filter(|order| **order >= 9).count() > 800);
     }
