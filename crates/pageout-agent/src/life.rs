@@ -269,11 +269,13 @@ impl Life {
 
     /// Starts the engine and adopts what there is.
     fn take_up(&mut self, mut kernel: Linux, heir: Option<heir::File>) -> &'static Keeper {
+        let fate = if heir.is_some() { "killed" } else { "it runs without a limit" };
         let need = |what: Result<usize, Errno>| match what {
             Ok(address) => address,
-            Err(errno) => {
-                give_up(format_args!("no memory for the engine of process {}: {errno}", keeper::program()))
-            }
+            Err(errno) => give_up(format_args!(
+                "process {}: no memory for its engine ({errno}): {fate}; raise vm.max_map_count or ulimit -v",
+                keeper::program()
+            )),
         };
         // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
         // the reader of events.

@@ -156,7 +156,7 @@ impl Strays {
 
     fn stage(&self, process: &Process) -> Stage {
         let pid = process.pid;
-        let loaded = match why_not_preloaded(pid) {
+        let loaded = match why_not_preloaded(pid, &self.agent) {
             None => Loaded::of(pid, "smaps", &self.agent),
             Some(_) => None,
         };
@@ -171,7 +171,7 @@ impl Strays {
 
     /// Why a process has no keeper.
     fn reason(&self, pid: i32) -> String {
-        if let Some(why) = why_not_preloaded(pid) {
+        if let Some(why) = why_not_preloaded(pid, &self.agent) {
             return why;
         }
         if !Loaded::of(pid, "maps", &self.agent).is_some_and(|loaded| loaded.agent) {
@@ -276,7 +276,7 @@ fn exe(pid: i32) -> PathBuf {
 }
 
 /// What kept the agent from being preloaded into a process, or from working there; a process that has gone was told nothing.
-fn why_not_preloaded(pid: i32) -> Option<String> {
+fn why_not_preloaded(pid: i32, agent: &Path) -> Option<String> {
     if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
         return Some(format!("{obstacle}, so pageout cannot be preloaded"));
     }
@@ -288,7 +288,9 @@ fn why_not_preloaded(pid: i32) -> Option<String> {
     if !has_our_root(pid) {
         return Some("has another root than pageout, where neither agent nor run can be reached".into());
     }
-    (!was_told(pid)).then(|| {
+    // A program may write over what it was told, as setproctitle does.
+    let has_agent = || Loaded::of(pid, "maps", agent).is_some_and(|loaded| loaded.agent);
+    (!was_told(pid) && !has_agent()).then(|| {
         let variables = format!("LD_PRELOAD and {}", pageout::wire::ENV_RUN);
         format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
     })

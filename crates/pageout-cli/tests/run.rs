@@ -66,7 +66,7 @@ fn preload_is_appended_to_and_the_socket_is_private() {
         .unwrap()
         .to_owned();
     // Another name for the same library, so that both can be told apart.
-    let other = first.to_str().unwrap().replace("libc.so.6", "./libc.so.6");
+    let other = first.to_str().unwrap().replace("/libm.so.6", "/./libm.so.6");
     let script = "echo $LD_PRELOAD; echo $PAGEOUT_RUN; stat -c %a $(dirname $PAGEOUT_RUN)";
     let ended = finish(place.pageout(["run", "sh", "-c", script]).env("LD_PRELOAD", &other));
     let lines: Vec<&str> = ended.out.lines().collect();
