@@ -19,6 +19,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("dontneed-readers", "drops what other threads are reading", dontneed_readers),
     Trap::new("event-storm", "faults are served while others drop and unmap without a pause", event_storm),
     Trap::new("advice-storm", "WILLNEED, COLD, PAGEOUT, POPULATE, COLLAPSE and others at random", storm),
+    Trap::new(
+        "advice-everywhere",
+        "gives advice for parts of all memory that is there, libraries' too",
+        everywhere,
+    ),
     Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
     Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
@@ -201,6 +206,23 @@ fn storm(ctx: &Ctx) -> Outcome {
         let _ = sys::advise(piece, advices[dice.roll(advices.len())]);
         Ok(())
     })
+}
+
+/// Splits the zero-initialised data of libraries, among which is pageout's own, before anything is managed.
+fn everywhere(ctx: &Ctx) -> Outcome {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let nameless = |line: &&str| line.contains(" rw-p ") && !line.contains(['/', '[']);
+    for line in maps.lines().filter(nameless) {
+        let numbers = line.split([' ', '-']).take(2).map(|number| usize::from_str_radix(number, 16).ok());
+        let &[Some(start), Some(end)] = numbers.collect::<Vec<_>>().as_slice() else { continue };
+        for piece in Span::new(start, end - start).pieces(16 << 10).step_by(2).take(2000) {
+            // What has been unmapped since is not our affair.
+            let _ = sys::advise(piece, libc::MADV_NOHUGEPAGE);
+        }
+    }
+    let (field, mut ballast) = ctx.evicted()?;
+    field.check(1)?;
+    ballast.walk()
 }
 
 fn guard(ctx: &Ctx) -> Outcome {

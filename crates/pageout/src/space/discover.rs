@@ -74,13 +74,15 @@ fn hex(digits: &[u8]) -> Option<usize> {
 }
 
 /// Goes through the lines in order and finds what can be adopted. `.bss` of shared libraries, which follows
-/// their file mapping without a gap, is left out: as much as the library's header says, at most `LIBRARY_BSS` bytes.
+/// their file mapping without a gap, is left out: as much as the library's header says, at most `LIBRARY_BSS` bytes. The
+/// agent's own is among it. It may be several areas: the program gave advice for a part.
 #[derive(Default)]
 pub struct Walk {
     /// Where the last library's file is mapped from its start.
     library: usize,
-    /// End of a library's mapping, where its `.bss` would start.
+    /// End of a library's mapping, where its `.bss` would start; and of the areas that follow it without a gap.
     after_library: usize,
+    behind: usize,
     /// End of the last area that was taken.
     after_taken: usize,
     /// What can be executed is taken too: there are frames for it.
@@ -113,15 +115,17 @@ impl Walk {
             if area.is_start_of_file() {
                 self.library = area.start;
             }
-            self.after_library = area.end;
+            (self.after_library, self.behind) = (area.end, area.end);
             return None;
         }
         let mut start = area.start;
         let is_memory = area.is_adoptable() || self.executable && area.is_executable();
-        if start == self.after_library {
-            let asks = is_memory && area.end - start > SMALL_BSS;
-            let end = if asks { bss_end(self.library, start) } else { None };
-            start += end.map_or(LIBRARY_BSS, |end| (end - start).min(LIBRARY_BSS));
+        if start == self.behind {
+            self.behind = area.end;
+            let most = self.after_library + LIBRARY_BSS;
+            let asks = is_memory && start < most && area.end - self.after_library > SMALL_BSS;
+            let end = if asks { bss_end(self.library, self.after_library) } else { None };
+            start = start.max(end.map_or(most, |end| end.min(most)));
         }
         let fit = is_memory || (area.start == self.after_taken && area.is_reserve());
         let taken = fit && start < area.end && !refused(start, area.end);
@@ -200,6 +204,19 @@ mod tests {
             step(&Area::parse(b"a00000-b00000 rw-p 0 00:00 0 ").unwrap()),
             Some((0xa0_0000, 0xb0_0000))
         );
+    }
+
+    #[test]
+    fn library_bss_in_pieces_is_left_out() {
+        let area = |line: &'static [u8]| Area::parse(line).unwrap();
+        let mut walk = Walk::new(false);
+        let mut step = |area: &Area<'_>| walk.step(area, |_, _| false, |_, _| Some(0x20_3000));
+        assert_eq!(step(&area(b"100000-200000 rw-p 00001000 08:01 77 /usr/lib/libc.so.6")), None);
+        assert_eq!(step(&area(b"200000-201000 rw-p 0 00:00 0 ")), None);
+        assert_eq!(step(&area(b"201000-202000 r--p 0 00:00 0 ")), None);
+        assert_eq!(step(&area(b"202000-222000 rw-p 0 00:00 0 ")), Some((0x20_3000, 0x22_2000)));
+        assert_eq!(step(&area(b"222000-223000 rw-p 0 00:00 0 ")), Some((0x22_2000, 0x22_3000)));
+        assert_eq!(step(&area(b"224000-225000 rw-p 0 00:00 0 ")), Some((0x22_4000, 0x22_5000)));
     }
 
     #[test]
