@@ -156,7 +156,7 @@ fn begin() -> bool {
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.
     TURN.pass_on();
-    remap::MOVES.pass_on();
+    remap::forget();
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
     // SAFETY: written before main.

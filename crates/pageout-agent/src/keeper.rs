@@ -6,7 +6,7 @@ use crate::life::Life;
 use crate::link::{self, Link, Welcome};
 use crate::part::Part;
 use crate::threads::Queue;
-use crate::{fork, heir, memory, program, sys, task};
+use crate::{fork, heir, memory, program, remap, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -342,8 +342,8 @@ extern "C" fn keeper(_: usize) -> ! {
     }
     nobody_is_called();
     let kernel = match Linux::open() {
-        Ok(kernel) if sys::serves_real_time() => kernel.everywhere(),
-        Ok(kernel) => kernel,
+        Ok(kernel) if sys::serves_real_time() => kernel.everywhere().with_growths(remap::growths),
+        Ok(kernel) => kernel.with_growths(remap::growths),
         Err(error) => {
             let why = alloc::format!("{error}");
             link.tell(&Message::with_text(Kind::Unlimited, 0, why.as_bytes()), None);

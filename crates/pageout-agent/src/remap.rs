@@ -42,15 +42,31 @@ const PATIENCE: u32 = 100;
 /// Whose turn it is to move memory: each has a number of its own.
 pub static MOVES: Baton = Baton::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Calls by which memory may grow that are under way, and how many have been made that the kernel did not refuse.
+static GROWING: AtomicU32 = AtomicU32::new(0);
+static GROWN: AtomicU32 = AtomicU32::new(0);
 /// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
 const ABANDONED: u32 = 100;
+
+/// How often memory may have grown, by libc; `None`: it may be doing so.
+pub fn growths() -> Option<u32> {
+    let grown = GROWN.load(Ordering::SeqCst);
+    let none_grows = GROWING.load(Ordering::SeqCst) == 0;
+    (none_grows && GROWN.load(Ordering::SeqCst) == grown).then_some(grown)
+}
+
+/// In a fork's child: nobody is here who may be moving memory.
+pub fn forget() {
+    MOVES.pass_on();
+    GROWING.store(0, Ordering::SeqCst);
+}
 
 /// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied. No handler of a signal
 /// runs meanwhile: it might wait for another thread's move, or not come back.
 ///
 /// Where the program has put up a filter no system call is made, nor does a lone thread make one: there may be few that are
 /// allowed. Then a handler that waits for another's move waits until that takes the turn over.
-pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
+fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
     // The child of a fork past us has of a turn only that another thread had it.
     if exit::is_alone() || !memory::is_home() {
         return work();
@@ -70,6 +86,17 @@ pub fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
         Wait::Awake => in_turn(),
         Wait::Asleep => sys::quietly(in_turn),
     }
+}
+
+/// The same for a call by which memory may grow, of which nothing tells: if it was `done`.
+pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
+    one_at_a_time(|| {
+        GROWING.fetch_add(1, Ordering::SeqCst);
+        let done = work();
+        GROWN.fetch_add(is_done(&done).into(), Ordering::SeqCst);
+        GROWING.fetch_sub(1, Ordering::SeqCst);
+        done
+    })
 }
 
 /// As the system call, for what would be one mapping.
@@ -114,13 +141,18 @@ pub unsafe fn remap(
 }
 
 unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: usize) -> Result<usize, Errno> {
-    one_at_a_time(|| {
+    let work = || {
         code::moves(old, old_len);
         // SAFETY: as the caller promises.
         let done = unsafe { sys::call6(raw::__NR_mremap, [old, old_len, new_len, flags, new, 0]) };
         // It may have been marked between.
         done.inspect(|at| code::moves(*at, new_len))
-    })
+    };
+    if new_len > old_len {
+        grow(work, Result::is_ok)
+    } else {
+        one_at_a_time(work)
+    }
 }
 
 /// Is a range in one mapping? The kernel looks at that before all else that keeps it from growing.

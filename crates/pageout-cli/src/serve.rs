@@ -130,6 +130,7 @@ struct Client {
     held: Option<OwnedFd>,
     /// It was said that some of its data are lost, and that some could not be written.
     told_loss: bool,
+    told_refusal: bool,
     told_unwritten: bool,
 }
 
@@ -143,7 +144,7 @@ impl Client {
         (self.pid, self.name, self.pidfd) = identify(said, peer);
     }
 
-    /// Says once why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
+    /// Says once for each cause why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
     fn tell_of_errors(&mut self, keeper: Option<i32>) {
         let stats = self.stats.stats();
         let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
@@ -167,6 +168,15 @@ impl Client {
             say::error(format_args!(
                 "{} ({}): some of its memory cannot be read back from swap as it was, and raises SIGBUS where it is \
                  touched; look for errors of the disk (dmesg), and whether somebody changed a swap file",
+                self.pid, self.name
+            ));
+        }
+        let refused = stats.unmap_refused.load(Relaxed) > 0;
+        if refused && !std::mem::replace(&mut self.told_refusal, true) {
+            say::error(format_args!(
+                "{} ({}): some of its memory is lost, and raises SIGBUS where it is touched: it was in swap when the \
+                 kernel refused to unmap it; look where it unmaps, or maps over, what it has sealed (mseal), and raise \
+                 ulimit -v",
                 self.pid, self.name
             ));
         }
@@ -755,6 +765,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std
         inherited,
         held: None,
         told_loss: false,
+        told_refusal: false,
         told_unwritten: false,
     };
     Ok((client, file))

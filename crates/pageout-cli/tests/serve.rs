@@ -800,6 +800,7 @@ fn loser_role() {
     let (_keeper, _, stats, _) = Keeper::served();
     stats.stats().write_errors.store(3, Relaxed);
     stats.stats().poisoned.store(3, Relaxed);
+    stats.stats().unmap_refused.store(3, Relaxed);
     thread::sleep(Duration::from_millis(if std::env::var_os("AT_ONCE").is_some() { 0 } else { 500 }));
     stats.stats().write_errors.store(4, Relaxed);
     stats.stats().poisoned.store(4, Relaxed);
@@ -813,7 +814,8 @@ fn data_that_are_lost_or_stay_are_told_of_once() {
         let ended = finish(command.envs(at_once.then_some(("AT_ONCE", "1"))));
         assert!(ended.err.contains("could not be written to swap"), "{}", ended.err);
         assert!(ended.err.contains("cannot be read back from swap as it was"), "{}", ended.err);
-        assert_eq!((ended.status, ended.err.lines().count()), (0, 2), "{}", ended.err);
+        assert!(ended.err.contains("refused to unmap it"), "{}", ended.err);
+        assert_eq!((ended.status, ended.err.lines().count()), (0, 3), "{}", ended.err);
     }
 }
 

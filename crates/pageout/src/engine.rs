@@ -18,6 +18,7 @@ use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Bell, Lock, LockClass, RwLock, Wait};
+use alloc::vec::Vec;
 use core::ops::Range;
 use rustix::io::Errno;
 
@@ -247,15 +248,48 @@ impl<K: Kernel> Engine<K> {
     /// The kernel's refusal to register; nothing has changed then.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Errno> {
         let mut regions = self.events.write();
-        let mut discarded = Regions::default();
+        let (mut discarded, mut unmapped) = (Regions::default(), Regions::default());
+        let mut asked = (start, start);
         loop {
             // An event about an older mapping of the same addresses would take the new one for gone.
-            self.read_all(&mut regions, &mut discarded);
-            self.kernel.register(start, end - start)?;
-            if self.take_up(&mut regions, &discarded, start, end) {
-                return Ok(());
+            self.read_all(&mut regions, |event| match event {
+                Event::Remove { start, end } => discarded.insert(Region { start, end }),
+                Event::Unmap { start, end } => unmapped.insert(Region { start, end }),
+                Event::Remap { .. } | Event::Fault(_) => {}
+            });
+            unmapped.within(asked.0, asked.1).for_each(|part| self.is_new(part.start, part.end));
+            if self.register_new(&regions, start, end)? {
+                match self.take_up(&mut regions, &discarded, start, end) {
+                    Ok(()) => return Ok(()),
+                    Err(part) => (asked, unmapped) = (part, Regions::default()),
+                }
             }
         }
+    }
+
+    /// Registers what is managed not yet of a range. Where pages were known, what is not registered has come since they went
+    /// from there: that can be asked only before. `false`: a mapping is changing.
+    fn register_new(&self, regions: &Regions, start: usize, end: usize) -> Result<bool, Errno> {
+        let mut gaps = Vec::new();
+        regions.gaps(start, end, |from, to| gaps.push((from, to)));
+        for (mut at, end) in gaps {
+            while at < end {
+                let known = self.space.has_known(at, end);
+                let registered = if known { self.kernel.next_registered(at, end) } else { None };
+                if known && self.kernel.event_pending() {
+                    return Ok(false);
+                }
+                let (from, to) = registered.unwrap_or((end, end));
+                if at < from {
+                    self.is_new(at, from);
+                    let registered = self.kernel.register(at, from - at);
+                    // Beside what was there before may be holes.
+                    registered.or_else(|errno| if known { Ok(()) } else { Err(errno) })?;
+                }
+                at = to;
+            }
+        }
+        Ok(true)
     }
 
     /// Takes up mappings that were registered before there was an engine: from then on nothing in them grew
@@ -264,21 +298,26 @@ impl<K: Kernel> Engine<K> {
         let mut regions = self.events.write();
         let mut discarded = Regions::default();
         for (start, end) in ranges {
-            while !self.take_up(&mut regions, &discarded, *start, *end) {
-                self.read_all(&mut regions, &mut discarded);
+            while self.take_up(&mut regions, &discarded, *start, *end).is_err() {
+                self.read_all(&mut regions, |event| {
+                    if let Event::Remove { start, end } = event {
+                        discarded.insert(Region { start, end });
+                    }
+                });
             }
         }
     }
 
-    /// Reads and applies events until none is pending; faults come again. What the program is about to discard goes
-    /// to `discarded`: it may still be mapped for a while.
-    pub(crate) fn read_all(&self, regions: &mut Regions, discarded: &mut Regions) {
+    /// Reads and applies events until none is pending; faults come again. Shows each to `each`: what the program is about to
+    /// discard may still be mapped for a while.
+    pub(crate) fn read_all(&self, regions: &mut Regions, mut each: impl FnMut(Event)) {
         let mut backoff = crate::sync::Backoff::new();
         while self.kernel.event_pending() {
-            let read = self.read_and_apply(regions, |event| match event {
-                Event::Fault(fault) => self.again(fault),
-                Event::Remove { start, end } => discarded.insert(Region { start, end }),
-                Event::Remap { .. } | Event::Unmap { .. } => {}
+            let read = self.read_and_apply(regions, |event| {
+                if let Event::Fault(fault) = event {
+                    self.again(fault);
+                }
+                each(event);
             });
             // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
             // caller come before it.
@@ -290,22 +329,35 @@ impl<K: Kernel> Engine<K> {
 
     /// Takes up what is registered of a range: the caller looked at the mappings a while ago, and where there was a
     /// hole when it was registered the program can have mapped what raises no event, and would be zeros once it
-    /// left. `false`: a mapping is changing; its event comes first.
-    fn take_up(&self, regions: &mut Regions, discarded: &Regions, start: usize, end: usize) -> bool {
+    /// left.
+    ///
+    /// # Errors
+    /// A mapping is changing; its event comes first. The part of which was asked whose it is: what has come there since may
+    /// be registered by that.
+    fn take_up(
+        &self,
+        regions: &mut Regions,
+        discarded: &Regions,
+        start: usize,
+        end: usize,
+    ) -> Result<(), (usize, usize)> {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
             // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
             // what is ours already changes nothing.
             let is_ours = self.kernel.register(from, to - from).is_ok();
             if self.kernel.event_pending() {
-                return false;
+                return Err((from, to));
             }
             if is_ours {
                 self.take_up_mapping(regions, discarded, from, to);
             }
             at = to;
         }
-        !self.kernel.event_pending()
+        if self.kernel.event_pending() {
+            return Err((end, end));
+        }
+        Ok(())
     }
 
     /// The same for one mapping, of which no event is unread.
@@ -328,7 +380,26 @@ impl<K: Kernel> Engine<K> {
             }
             at = walked;
         }
+        self.space
+            .each_gone(start, end, |block, block_start, index| self.is_there(block, block_start, index));
         Stats::add(&self.stats.adoptions, 1);
+    }
+
+    /// What is in a range was mapped since pages went from there.
+    fn is_new(&self, start: usize, end: usize) {
+        self.space.each_gone(start, end, |block, _, index| block.set(index, block.word(index).forget()));
+    }
+
+    /// A page is there that is Gone: that it was unmapped was refused, and its data are lost. Unless it may be what has grown
+    /// to here since, of which no event tells. Events lock held, at least shared.
+    pub(crate) fn is_there(&self, block: &mut BlockState, block_start: usize, index: usize) {
+        let (word, at) = (block.word(index), block_start + index * PAGE);
+        if self.kernel.growths().is_none_or(|growths| word.payload() != growths.into()) {
+            block.set(index, word.forget());
+        } else if self.kernel.poison(at, PAGE).is_ok() {
+            block.set(index, word.poison());
+            Stats::add(&self.stats.unmap_refused, 1);
+        }
     }
 
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {
@@ -423,7 +494,7 @@ impl<K: Kernel> Engine<K> {
     /// `each`, which answers no fault itself. Exclusive.
     pub(crate) fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
         let mut events = [Event::Remove { start: 0, end: 0 }; 32];
-        let mut order = Order::default();
+        let mut order = Order::new(&self.kernel);
         let mut backoff = crate::sync::Backoff::new();
         let mut read = 0;
         loop {

@@ -9,6 +9,7 @@
 //! | Swapped | on the device | entry |
 //! | Busy | being read from the device | entry |
 //! | Poisoned | could not be brought back; touching it raises SIGBUS | - |
+//! | Gone | was out when an event told that it was unmapped. The kernel tells so too where it refuses: if it is there still, touching it raises SIGBUS | how often memory had grown before |
 //!
 //! | verb | from | to | who |
 //! |---|---|---|---|
@@ -22,8 +23,9 @@
 //! | fetch | Swapped | Busy | fault, before the read |
 //! | arrive | Busy | Resident | fault, after MOVE or COPY in |
 //! | abandon | Busy | Swapped | fault that could not finish |
-//! | poison | Busy | Poisoned | fault whose data are lost |
-//! | forget | any | None | event: unmapped, moved away |
+//! | poison | Busy, Gone | Poisoned | fault whose data are lost |
+//! | forget | any | None | event: moved away; something else is here by now |
+//! | unmap | any | Gone, None | event |
 //! | discard | any | None | event: about to be discarded, so not to be adopted though it may still be mapped |
 //!
 //! Every change bumps the generation, so whoever let go of the block's lock (for I/O) can tell by one
@@ -60,6 +62,8 @@ pub enum Tag {
     Busy = 5,
     /// Lost.
     Poisoned = 6,
+    /// Unmapped, or lost.
+    Gone = 7,
 }
 
 const TAG_BITS: u32 = 3;
@@ -79,11 +83,12 @@ impl Word {
             3 => Tag::Cached,
             4 => Tag::Swapped,
             5 => Tag::Busy,
-            _ => Tag::Poisoned,
+            6 => Tag::Poisoned,
+            _ => Tag::Gone,
         }
     }
 
-    /// Frame or entry, as the tag says; 0 means none.
+    /// Frame, entry or growths, as the tag says; 0 means no entry.
     pub fn payload(self) -> u64 {
         (self.0 >> TAG_BITS) & PAYLOAD_MASK
     }
@@ -171,17 +176,30 @@ impl Word {
         self.become_(Tag::Swapped, self.payload())
     }
 
-    /// Busy → Poisoned: the data are lost.
+    /// Busy, Gone → Poisoned: the data are lost.
     #[must_use]
     pub fn poison(self) -> Word {
-        debug_assert_eq!(self.tag(), Tag::Busy);
+        debug_assert!(matches!(self.tag(), Tag::Busy | Tag::Gone));
         self.become_(Tag::Poisoned, 0)
     }
 
-    /// Any → None: the mapping is gone from here.
+    /// Any → None: the page is gone from here.
     #[must_use]
     pub fn forget(self) -> Word {
         self.become_(Tag::None, 0)
+    }
+
+    /// Any → Gone, None: an event tells that it was unmapped. `growths`: how often memory had grown before, if that is known:
+    /// else it cannot be told from what has grown to where it was.
+    #[must_use]
+    pub fn unmap(self, growths: Option<u32>) -> Word {
+        match (self.tag(), growths) {
+            (Tag::Gone, _) => self,
+            (Tag::Cached | Tag::Swapped | Tag::Busy, Some(growths)) => {
+                self.become_(Tag::Gone, growths.into())
+            }
+            _ => self.forget(),
+        }
     }
 
     /// Any → None: the program is about to discard the page. The kernel drops it after it was told that we
@@ -191,9 +209,14 @@ impl Word {
         self.become_(Tag::None, DISCARDED)
     }
 
-    /// Nothing is known of the page, not even that it was discarded.
+    /// Nothing is known of what is here now, not even that it was discarded.
     pub fn is_unknown(self) -> bool {
-        self.tag() == Tag::None && self.payload() != DISCARDED
+        self.is_empty() && (self.tag() == Tag::Gone || self.payload() != DISCARDED)
+    }
+
+    /// Nothing is here, as far as is known.
+    pub fn is_empty(self) -> bool {
+        matches!(self.tag(), Tag::None | Tag::Gone)
     }
 
     /// The word of a page that `mremap` moved here from where it was `from`.

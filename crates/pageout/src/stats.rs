@@ -93,6 +93,8 @@ counters! {
     discarded_unseen,
     /// Pages that could not be brought back: they raise SIGBUS where they are touched.
     poisoned,
+    /// Pages that were out when the kernel refused to unmap them, of which it tells as if it had: they raise SIGBUS, too.
+    unmap_refused,
     /// Write errors of devices.
     write_errors,
     /// Read errors of devices, and runs whose checksum did not match.

@@ -27,6 +27,11 @@ pub const TRAPS: &[Trap] = &[
         "unmaps evicted memory, has what lies before it grow over a half, and maps the other",
         mremap_regrow_half,
     ),
+    Trap::new(
+        "mremap-regrow-past",
+        "unmaps evicted memory, and has what lies before it grow over it past libc",
+        mremap_regrow_past,
+    ),
     Trap::new("mremap-dontunmap", "moves pages away and leaves the mapping", mremap_dontunmap),
     Trap::new(
         "mremap-dontunmap-pieces",
@@ -118,6 +123,13 @@ pub const TRAPS: &[Trap] = &[
     ),
     Trap::new("jit", "code that is written, evicted, made executable and run", jit),
     Trap::new("mseal", "sealed memory is evicted like any other", mseal),
+    Trap::new(
+        "unmap-refused",
+        "is refused to unmap memory that is out, by what is sealed behind it and by a limit: what cannot be read is lost, \
+         nothing is zeros, and what is mapped there later is new",
+        unmap_refused,
+    )
+    .may_log(),
 ];
 
 fn realloc(ctx: &Ctx) -> Outcome {
@@ -282,6 +294,39 @@ fn mremap_regrow_half(ctx: &Ctx) -> Outcome {
         }
     }
     ballast.walk()
+}
+
+fn mremap_regrow_past(ctx: &Ctx) -> Outcome {
+    let mut ballast = Ballast::new(ctx.half())?;
+    let deadline = ctx.deadline();
+    while Instant::now() < deadline {
+        // Where nobody else is given addresses.
+        let whole =
+            sys::map_at(0x2f00_0000_0000, ctx.half(), sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        let (before, rest) = whole.halves();
+        whole.fill(1);
+        ballast.walk()?;
+        sys::unmap(rest)?;
+        let grown: usize;
+        // SAFETY: mremap(2) of memory of ours, where it is.
+        unsafe {
+            core::arch::asm!(
+                "syscall",
+                inlateout("rax") libc::SYS_mremap as usize => grown,
+                in("rdi") before.start,
+                in("rsi") before.len,
+                in("rdx") whole.len,
+                in("r10") 0,
+                lateout("rcx") _,
+                lateout("r11") _,
+            );
+        }
+        ensure!(grown == whole.start, "mremap: {grown:#x}");
+        rest.check_zero()?;
+        before.check(1)?;
+        sys::unmap(whole)?;
+    }
+    Ok(())
 }
 
 fn mremap_dontunmap(ctx: &Ctx) -> Outcome {
@@ -1692,6 +1737,66 @@ fn mremap_sealed(ctx: &Ctx) -> Outcome {
         ensure!(!sys::is_mapped(place.page(0)), "there is something where nothing was");
     }
     Ok(())
+}
+
+fn unmap_refused(ctx: &Ctx) -> Outcome {
+    let place = (0x2e00_0000_0000, ctx.half());
+    let field = sys::map_at(place.0, place.1, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    seal(field.page(field.pages() - 1))?;
+    let rest = field.part(0, field.len - PAGE);
+    let mut ballast = Ballast::new(ctx.half())?;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a limit is read.
+    sys::ret("getrlimit", unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) })?;
+    let beyond_limit = || {
+        let none = libc::rlimit { rlim_cur: 1, ..limit };
+        // SAFETY: limits of this process; nothing else is mapped meanwhile that has to be.
+        unsafe {
+            libc::setrlimit(libc::RLIMIT_AS, &none);
+            let refused = sys::map_over(rest, sys::RW, 0).is_err();
+            libc::setrlimit(libc::RLIMIT_AS, &limit);
+            refused
+        }
+    };
+    let is_refused = |way: usize| match way {
+        0 => sys::unmap(field).is_err(),
+        1 => sys::map_over(field, sys::RW, 0).is_err(),
+        2 => sys::remap(field, PAGE, 0, 0).is_err(),
+        _ => beyond_limit(),
+    };
+    let (deadline, ends) = (ctx.deadline(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Mappings of another thread come and go in the meantime.
+        let other = scope.spawn(|| -> Outcome {
+            while !ends.load(Ordering::Relaxed) {
+                // The limit is there for it, too.
+                let Ok(piece) = sys::map(1 << 20) else { continue };
+                piece.fill(2);
+                piece.check(2)?;
+                sys::unmap(piece)?;
+            }
+            Ok(())
+        });
+        let mut refuse = || -> Outcome {
+            for way in (0..4).cycle().take_while(|_| Instant::now() < deadline) {
+                rest.fill(1);
+                ballast.walk()?;
+                ensure!(is_refused(way), "way {way} to unmap was not refused");
+                let readable =
+                    (0..rest.pages()).map(|index| rest.page(index)).filter(|page| page.is_readable());
+                for page in readable {
+                    page.check(1)?;
+                }
+                sys::unmap(rest)?;
+                sys::map_at(rest.start, rest.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+                rest.check_zero()?;
+            }
+            Ok(())
+        };
+        let done = refuse();
+        ends.store(true, Ordering::Relaxed);
+        done.and(other.join().expect("the other thread"))
+    })
 }
 
 fn mseal(ctx: &Ctx) -> Outcome {

@@ -243,7 +243,7 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
         return direct();
     }
     if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
-        return remap::one_at_a_time(direct);
+        return remap::grow(direct, |object| !object.is_null());
     }
     // What are several mappings the kernel would not move: libc would copy, too, and nobody is to wait for that.
     // SAFETY: objects of libc's; without one to begin with it allocates, without a length it frees.

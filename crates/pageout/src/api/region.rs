@@ -218,7 +218,7 @@ impl Region {
                 let block = block.lock();
                 for index in 0..(end - block_start).min(BLOCK) / PAGE {
                     match block.word(index).tag() {
-                        Tag::None | Tag::Zero => {}
+                        Tag::None | Tag::Zero | Tag::Gone => {}
                         Tag::Resident => stats.resident += PAGE,
                         Tag::Cached => stats.leaving += PAGE,
                         Tag::Swapped | Tag::Busy => stats.swapped += PAGE,

@@ -431,8 +431,12 @@ impl Server {
         let at = block_start + index * PAGE;
         self.stream = engine.continued(at / PAGE, fault.thread);
         let mut block = engine.space.block_or_new(block_start).lock();
+        let is_known = || engine.bounds(&regions, block_start, index, self.since).is_some();
+        if block.word(index).tag() == Tag::Gone && is_known() {
+            engine.is_there(&mut block, block_start, index);
+        }
         let word = block.word(index);
-        let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned);
+        let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned | Tag::Gone);
         if is_out && core::mem::take(&mut self.calls) {
             // The thread is blocked for as long as nothing is mapped here, so until this lock is let go of; but for
             // a signal, whose handler it runs first.
@@ -441,6 +445,10 @@ impl Server {
         match word.tag() {
             Tag::Busy => Decision::Busy,
             Tag::Resident if engine.is_mapped(at) => {
+                engine.kernel.wake(at, PAGE);
+                Decision::Answered
+            }
+            Tag::Gone => {
                 engine.kernel.wake(at, PAGE);
                 Decision::Answered
             }

@@ -4,7 +4,10 @@ use super::{Event, Fault, Found, Kernel};
 use crate::call::call;
 use crate::sync::timeout;
 use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering::{Relaxed, SeqCst},
+};
 use linux_raw_sys::general as raw;
 use pageout_uffd::{
     self as uffd, CopyMode, EventBuffer, Features, MoveMode, OpenError, Partial, RegisterMode, Uffd,
@@ -32,7 +35,12 @@ pub struct Linux {
     /// A page that is always mapped in registered memory: copying onto it answers EEXIST, or EAGAIN while
     /// an event is unread.
     probe: usize,
+    growths: fn() -> Option<u32>,
+    /// See [`Kernel::told_growths`].
+    told: AtomicU32,
 }
+
+const NONE_TOLD: u32 = u32::MAX;
 
 /// The administrator's word about huge pages: /sys/kernel/mm/transparent_hugepage/enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -272,7 +280,27 @@ impl Linux {
             whole,
             every,
             probe: 0,
+            growths: || None,
+            told: AtomicU32::new(NONE_TOLD),
         })
+    }
+
+    /// With who knows how often memory has grown, and says `None` while it does: before a call that may have it grow, until
+    /// after.
+    pub fn with_growths(mut self, growths: fn() -> Option<u32>) -> Self {
+        self.growths = growths;
+        self
+    }
+
+    /// Makes a call that the kernel neither makes while an event is unread, nor says that a page is there. Events lock held.
+    fn while_told(&self, call: impl FnOnce() -> Result<(), Partial>) -> Result<(), Partial> {
+        let growths = (self.growths)();
+        let done = call();
+        let told = matches!(done, Ok(()) | Err(Partial { errno: Errno::EXIST, .. }));
+        if let Some(growths) = growths.filter(|growths| told && *growths != self.told.load(Relaxed)) {
+            self.told.store(growths, Relaxed);
+        }
+        done
     }
 
     /// Has the calling thread, and those that it makes, run on any CPU that the process may have, whichever it chose: as the
@@ -477,14 +505,14 @@ impl Kernel for Linux {
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { MoveMode::empty() } else { MoveMode::DONTWAKE };
         // SAFETY: one side is a frame, the other a managed page whose word the caller holds.
-        let moved = unsafe { self.uffd.move_pages(to, from, len, mode) };
+        let moved = self.while_told(|| unsafe { self.uffd.move_pages(to, from, len, mode) });
         moved.or_else(|partial| self.moved_after_all(to, from, len, wake, partial))
     }
 
     fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mode = if wake { CopyMode::empty() } else { CopyMode::DONTWAKE };
         // SAFETY: fills holes only; the caller holds the word.
-        unsafe { self.uffd.copy(to, from, len, mode) }
+        self.while_told(|| unsafe { self.uffd.copy(to, from, len, mode) })
     }
 
     fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial> {
@@ -536,7 +564,8 @@ impl Kernel for Linux {
 
     fn event_pending(&self) -> bool {
         // SAFETY: the probe page is mapped, so nothing is ever copied.
-        let probe = unsafe { self.uffd.copy(self.probe, self.probe, PAGE, CopyMode::DONTWAKE) };
+        let probe =
+            self.while_told(|| unsafe { self.uffd.copy(self.probe, self.probe, PAGE, CopyMode::DONTWAKE) });
         matches!(probe, Err(Partial { errno: Errno::AGAIN, .. }))
     }
 
@@ -556,6 +585,14 @@ impl Kernel for Linux {
         None
     }
 
+    fn growths(&self) -> Option<u32> {
+        (self.growths)()
+    }
+
+    fn told_growths(&self) -> Option<u32> {
+        Some(self.told.load(Relaxed)).filter(|growths| *growths != NONE_TOLD)
+    }
+
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         // Does nothing but to look for holes.
         // SAFETY: as it says.
@@ -564,6 +601,10 @@ impl Kernel for Linux {
             return Some((start, end));
         }
         mapped(start, end)
+    }
+
+    fn mapping(&self, at: usize) -> Option<(usize, usize)> {
+        mapping(at).ok().filter(|found| *found != NO_MAPPING)
     }
 
     fn prefer_huge(&self, at: usize) {

@@ -141,8 +141,25 @@ pub trait Kernel: Send + Sync {
     /// pending, before and after. Changes nothing. Events lock held exclusively.
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)>;
 
+    /// How often memory has grown, as far as it is known: of that no event tells. `None`: it may be growing, or nobody knows.
+    fn growths(&self) -> Option<u32> {
+        None
+    }
+
+    /// The growths at the last moment at which no event was known to be unread: they were over when what an event tells of
+    /// that was read since began. Events lock held exclusively.
+    fn told_growths(&self) -> Option<u32> {
+        None
+    }
+
     /// The first part of a range where anything is mapped, whatever events are unread. Any lock.
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)>;
+
+    /// The mapping around an address, or else the next above it, whatever events are unread. `None`: there is none, or it is
+    /// not known. Any lock.
+    fn mapping(&self, _at: usize) -> Option<(usize, usize)> {
+        None
+    }
 
     /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
     fn prefer_huge(&self, _at: usize) {}

@@ -105,6 +105,9 @@ struct State {
     /// Calls under way that have an event.
     changing: usize,
     mappings: u32,
+    /// How often a mapping has grown; and before the last moment at which no event was unread.
+    growths: u32,
+    told: u32,
     now: u64,
     random: u64,
     /// So many of 65536 moves and copies stop half-way.
@@ -117,6 +120,16 @@ struct State {
     serving: bool,
     /// Faults are not told by events: the thread is sent a signal (`UFFD_FEATURE_SIGBUS`).
     signals: bool,
+}
+
+impl State {
+    /// Is an event unread? Events lock held.
+    fn is_changing(&mut self) -> bool {
+        if self.changing == 0 {
+            self.told = self.growths;
+        }
+        self.changing > 0
+    }
 }
 
 /// The simulated kernel. See the module.
@@ -175,6 +188,8 @@ impl Simulated {
             queued: 0,
             changing: 0,
             mappings: 1,
+            growths: 0,
+            told: 0,
             now: 1,
             random: seed,
             partial: 0,
@@ -349,6 +364,23 @@ impl Simulated {
         Self::begin(&mut state, registered.then_some(unmap).into_iter().collect())
     }
 
+    /// Pages were to be unmapped, and what is registered tells of it; but that is refused: something behind them is sealed.
+    pub fn refuse_munmap(&self, start: usize, len: usize) -> Call {
+        let mut state = self.state.lock();
+        let range = self.range(start, len);
+        let registered = state.pages[range.clone()].iter().any(|page| page.registered);
+        // Where it begins, and ends, mappings are split by then.
+        for range in [range.clone(), range.end..state.pages.len()] {
+            let id = state.pages.get(range.start).map_or(0, |page| page.mapping);
+            state.mappings += 1;
+            let split = state.mappings;
+            let rest = state.pages[range].iter_mut().take_while(|page| id != 0 && page.mapping == id);
+            rest.for_each(|page| page.mapping = split);
+        }
+        let unmap = Event::Unmap { start, end: start + len };
+        Self::begin(&mut state, registered.then_some(unmap).into_iter().collect())
+    }
+
     /// Pages, present or not, and their mappings go from `from` to `to`; `len` is that of the old place, the
     /// mapping at the new one is `grown` longer. What was mapped at `to` is gone.
     pub fn mremap(&self, from: usize, to: usize, len: usize, grown: usize) -> Call {
@@ -362,6 +394,7 @@ impl Simulated {
             self.drop_page(&mut state, index);
         }
         state.mappings += 1;
+        state.growths += (grown > 0) as u32;
         let mapping = state.mappings;
         for (i, index) in target.enumerate() {
             let Some(source) = (i < source.len()).then(|| source.start + i) else {
@@ -402,11 +435,18 @@ impl Simulated {
         let mut state = self.state.lock();
         let range = self.range(end, len);
         let Page { mapping, registered, marked, writable, executable, .. } = state.pages[range.start - 1];
+        state.growths += 1;
         for index in range {
             assert_eq!(state.pages[index].mapping, 0, "grows over another mapping");
             state.pages[index] =
                 Page { mapping, registered, marked, writable, executable, ..Page::default() };
         }
+    }
+
+    /// Has a mapping grown, and was there always an event unread since?
+    pub fn has_grown(&self) -> bool {
+        let state = self.state.lock();
+        state.signals || state.growths != state.told
     }
 
     /// `madvise(DONTNEED)` or `FREE`. Without registration it is done at once, under the lock of the mappings;
@@ -692,7 +732,7 @@ impl Simulated {
         self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if self.state.lock().changing > 0 {
+        if self.state.lock().is_changing() {
             return refused(Errno::AGAIN);
         }
         // The kernel looks twice, and at the mapping between: one that goes now is not there, and not yet changing.
@@ -702,7 +742,7 @@ impl Simulated {
         if let Err(errno) = Self::check_target(&state, &range) {
             return refused(errno);
         }
-        if state.changing > 0 {
+        if state.is_changing() {
             return refused(Errno::AGAIN);
         }
         if state.short > 0 && splitmix(&mut state.random) & 0xffff < u64::from(state.short) {
@@ -799,7 +839,7 @@ impl Kernel for Simulated {
         self.under_lock(false);
         self.meanwhile();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if self.state.lock().changing > 0 {
+        if self.state.lock().is_changing() {
             return refused(Errno::AGAIN);
         }
         self.meanwhile();
@@ -808,7 +848,7 @@ impl Kernel for Simulated {
         if state.pages[target.start].mapping == 0 || state.pages[source.start].mapping == 0 {
             return refused(Errno::NOENT);
         }
-        if state.changing > 0 {
+        if state.is_changing() {
             return refused(Errno::AGAIN);
         }
         let of_one = |range: &Range<usize>| {
@@ -867,7 +907,7 @@ impl Kernel for Simulated {
         self.meanwhile();
         let mut state = self.state.lock();
         let refused = |errno| Err(Partial { done: 0, errno });
-        if state.changing > 0 {
+        if state.is_changing() {
             return refused(Errno::AGAIN);
         }
         let range = self.range(at, len);
@@ -897,6 +937,30 @@ impl Kernel for Simulated {
         self.under_lock(true);
         self.meanwhile();
         self.next(start, end, |page| page.registered)
+    }
+
+    fn mapping(&self, at: usize) -> Option<(usize, usize)> {
+        self.meanwhile();
+        let state = self.state.lock();
+        let id = |index: usize| state.pages[index].mapping;
+        let first = ((at - self.base) / PAGE..state.pages.len()).find(|index| id(*index) != 0)?;
+        let is_one = |index: &usize| id(*index) == id(first);
+        let start = (0..=first).rev().take_while(is_one).last()?;
+        let end = (first..state.pages.len()).take_while(is_one).last()? + 1;
+        Some((self.address(start), self.address(end)))
+    }
+
+    fn growths(&self) -> Option<u32> {
+        self.meanwhile();
+        let state = self.state.lock();
+        // Nobody counts them in a program with regions.
+        (!state.signals).then_some(state.growths)
+    }
+
+    fn told_growths(&self) -> Option<u32> {
+        self.meanwhile();
+        let state = self.state.lock();
+        (!state.signals).then_some(state.told)
     }
 
     fn next_mapped(&self, start: usize, end: usize) -> Option<(usize, usize)> {

@@ -10,8 +10,13 @@ use crate::kernel::{Event, Kernel};
 use crate::page::{Tag, Word};
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Applies one event, or a part of it.
-pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, Numbered(number, event): Numbered) {
+/// Applies one event, or a part of it. `growths`: see [`Kernel::told_growths`], before it was read.
+pub(crate) fn apply<K: Kernel>(
+    engine: &Engine<K>,
+    regions: &mut Regions,
+    growths: Option<u32>,
+    Numbered(number, event): Numbered,
+) {
     if let Some(change) = change(event, number) {
         engine.unmappings.fetch_add(1, Relaxed);
         regions.changed(change);
@@ -21,7 +26,17 @@ pub(crate) fn apply<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, Number
         Event::Remove { start, end } => forget(engine, start, end, Word::discard),
         Event::Unmap { start, end } => {
             regions.remove(start, end);
-            forget(engine, start, end, Word::forget);
+            let mut at = start;
+            while at < end {
+                // The kernel tells after the call. Where it refuses, it has split by then what begins before.
+                let mapping = if engine.space.is_out(at, end) { engine.kernel.mapping(at) } else { None };
+                let (begin, to) = mapping.unwrap_or((end, end));
+                let (from, to) = (begin.clamp(at, end), to.min(end));
+                let growths = if begin < start { None } else { growths };
+                forget(engine, at, from, Word::forget);
+                forget(engine, from, to, |word| word.unmap(growths));
+                at = to;
+            }
         }
         Event::Remap { from, to, len } => remap(engine, regions, from, to, len),
     }
@@ -44,7 +59,10 @@ fn change(event: Event, number: u64) -> Option<Change> {
 
 /// The pages of a range are the program's no more: their slots are free, and a frame that still holds one
 /// is free once its writer notices.
-fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word) -> Word) {
+fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn(Word) -> Word) {
+    if start >= end {
+        return;
+    }
     for (block_start, block) in engine.space.blocks(start, end) {
         let mut block = block.lock();
         let from = start.max(block_start);
@@ -56,7 +74,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: fn(Word
                 index = (index / super::UNIT_PAGES + 1) * super::UNIT_PAGES;
                 continue;
             }
-            forget_page(engine, &mut block, index, verb);
+            forget_page(engine, &mut block, index, &verb);
             index += 1;
         }
         if to - from == BLOCK {
@@ -74,13 +92,13 @@ fn forget_page<K: Kernel>(
     engine: &Engine<K>,
     block: &mut super::BlockState,
     index: usize,
-    verb: fn(Word) -> Word,
+    verb: impl Fn(Word) -> Word,
 ) {
     let word = block.word(index);
     match word.tag() {
         Tag::Resident | Tag::Swapped if word.payload() != 0 => engine.place.put(word.payload(), 1),
         // The reader of a Busy page uses its slot; it puts it when it finds the word changed.
-        Tag::None | Tag::Busy | Tag::Cached | Tag::Zero | Tag::Poisoned | Tag::Resident | Tag::Swapped => {}
+        _ => {}
     }
     block.set(index, verb(word));
     block.set_sum(index, 0);

@@ -119,6 +119,8 @@ pub struct BlockState {
     pub resident: u16,
     /// Pages whose word is Swapped.
     out: u16,
+    /// Pages whose word is Gone.
+    gone: u16,
     /// Last known to be mapped by one huge page.
     pub huge: bool,
     /// Small pages were mapped here, and as far as is known the page table that they left behind still is: a huge
@@ -160,6 +162,8 @@ impl BlockState {
         self.resident += (word.tag() == Tag::Resident) as u16;
         self.out -= (old.tag() == Tag::Swapped) as u16;
         self.out += (word.tag() == Tag::Swapped) as u16;
+        self.gone -= (old.tag() == Tag::Gone) as u16;
+        self.gone += (word.tag() == Tag::Gone) as u16;
         self.table |= word.tag() == Tag::Resident;
     }
 
@@ -220,6 +224,7 @@ impl Block {
             units: [NONE; BLOCK_UNITS],
             resident: 0,
             out: 0,
+            gone: 0,
             huge: false,
             table: false,
             splits: 0,
@@ -358,10 +363,47 @@ impl Space {
             let block = block.lock();
             let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
             let mut pages = (from..to).step_by(PAGE);
-            let is_known = |at: &usize| block.word((at - block_start) / PAGE).tag() != Tag::None;
+            let is_known = |at: &usize| !block.word((at - block_start) / PAGE).is_empty();
             let first = pages.find(is_known)?;
             Some((first, first + PAGE * (1 + pages.take_while(is_known).count())))
         })
+    }
+
+    /// Is a page of a range on a device, or on its way? No block lock held.
+    pub(crate) fn is_out(&self, start: usize, end: usize) -> bool {
+        self.blocks(start, end).any(|(block_start, block)| {
+            let block = block.lock();
+            let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
+            let mut pages = (from - block_start) / PAGE..(to - block_start) / PAGE;
+            pages.any(|index| matches!(block.word(index).tag(), Tag::Cached | Tag::Swapped | Tag::Busy))
+        })
+    }
+
+    /// Is anything known of a page of a range, if only that it was there? No block lock held.
+    pub(crate) fn has_known(&self, start: usize, end: usize) -> bool {
+        self.blocks(start, end).any(|(_, block)| block.lock().gone > 0)
+            || self.first_known(start, end).is_some()
+    }
+
+    /// Shows each page of a range that is Gone: its block, where that starts, and the page in it. No block lock held.
+    pub(crate) fn each_gone(
+        &self,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(&mut BlockState, usize, usize),
+    ) {
+        for (block_start, block) in self.blocks(start, end) {
+            let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
+            let mut block = block.lock();
+            for index in (from - block_start) / PAGE..(to - block_start) / PAGE {
+                if block.gone == 0 {
+                    break;
+                }
+                if block.word(index).tag() == Tag::Gone {
+                    each(&mut block, block_start, index);
+                }
+            }
+        }
     }
 
     /// Each known block that has addresses in `start..end`, with its first address.

@@ -38,8 +38,9 @@ use alloc::vec::Vec;
 const MOST: usize = 100_000;
 
 /// Events that were read and not applied yet.
-#[derive(Default)]
 pub(crate) struct Order {
+    /// See [`Kernel::told_growths`], before the first was read.
+    growths: Option<u32>,
     log: VecDeque<Numbered>,
     /// Where something came to since reading began and was not seen to leave, as far as the log is applied.
     fresh: Regions,
@@ -50,6 +51,19 @@ pub(crate) struct Order {
 }
 
 impl Order {
+    /// Before events are read.
+    pub(crate) fn new(kernel: &impl Kernel) -> Self {
+        let none = Regions::default;
+        Self {
+            growths: kernel.told_growths(),
+            log: VecDeque::new(),
+            fresh: none(),
+            there: none(),
+            gone: none(),
+            brought: 0,
+        }
+    }
+
     /// Takes an event; those that nothing can have overtaken are applied at once.
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
         let numbered = Numbered(regions.number(), event);
@@ -63,7 +77,7 @@ impl Order {
                 self.there.insert(Region { start: to, end: to + len });
             }
             _ if !self.is_empty() => {}
-            _ => return apply(engine, regions, numbered),
+            _ => return apply(engine, regions, self.growths, numbered),
         }
         self.log.push_back(numbered);
     }
@@ -100,7 +114,7 @@ impl Order {
                     if known.is_some_and(|known| self.bring_forward(known, (from, from + len))) {
                         continue;
                     }
-                    apply(engine, regions, numbered);
+                    apply(engine, regions, self.growths, numbered);
                     self.fresh.remove(from, from + len);
                     self.fresh.insert(Region { start: to, end: to + len });
                 }
@@ -109,7 +123,7 @@ impl Order {
                         return false;
                     }
                 }
-                _ => apply(engine, regions, numbered),
+                _ => apply(engine, regions, self.growths, numbered),
             }
             self.log.pop_front();
         }
@@ -219,7 +233,7 @@ impl Order {
     /// A part of the UNMAP at hand.
     fn apply_part<K: Kernel>(&self, engine: &Engine<K>, regions: &mut Regions, start: usize, end: usize) {
         let number = self.log.front().map_or(0, |numbered| numbered.0);
-        apply(engine, regions, Numbered(number, Event::Unmap { start, end }));
+        apply(engine, regions, self.growths, Numbered(number, Event::Unmap { start, end }));
     }
 
     /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,

@@ -127,7 +127,7 @@ impl<K: Kernel> Engine<K> {
                 return left.is_empty();
             }
             regions.write_down();
-            self.read_all(regions, &mut Regions::default());
+            self.read_all(regions, |_| ());
             for change in regions.written_down() {
                 let (from, to) = change.sides();
                 for (start, end) in core::iter::once(from).chain(to) {
@@ -151,7 +151,7 @@ impl<K: Kernel> Engine<K> {
     /// happened.
     pub fn cloned(&self, regions: &mut Regions) -> Vec<Change> {
         regions.write_down();
-        self.read_all(regions, &mut Regions::default());
+        self.read_all(regions, |_| ());
         self.unmark(regions);
         regions.written_down()
     }

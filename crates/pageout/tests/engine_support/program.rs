@@ -42,6 +42,8 @@ pub struct Value {
     pub lazy: bool,
     /// Raised SIGBUS.
     pub lost: bool,
+    /// It was to be unmapped, which was refused: it may raise SIGBUS, and be zeros once memory has grown.
+    pub doubtful: bool,
 }
 
 enum Doing {
@@ -62,6 +64,8 @@ enum Doing {
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
     Return,
+    /// Nothing was done.
+    Refused,
     /// The range was unmapped: the kernel may give it to others before the call returns.
     Unmapped,
     /// Something came to the range from another one, which the kernel may give to others as well.
@@ -80,6 +84,8 @@ pub struct Habits {
     pub run: usize,
     pub mmap: usize,
     pub munmap: usize,
+    /// `munmap` that is refused.
+    pub refuse: usize,
     pub dontneed: usize,
     pub free: usize,
     pub mremap: usize,
@@ -102,6 +108,7 @@ impl Habits {
         run: 20,
         mmap: 3,
         munmap: 2,
+        refuse: 1,
         dontneed: 3,
         free: 1,
         mremap: 3,
@@ -117,6 +124,7 @@ impl Habits {
     pub const ACCESS: Habits = Habits {
         mmap: 0,
         munmap: 0,
+        refuse: 0,
         dontneed: 0,
         free: 0,
         mremap: 0,
@@ -205,7 +213,15 @@ impl Program {
 
     fn mapped(&mut self, first: usize, n: usize) {
         for value in &mut self.values[first..first + n] {
-            *value = Value { mapped: true, writable: true, token: 0, lazy: false, lost: false, ..*value };
+            *value = Value {
+                mapped: true,
+                writable: true,
+                token: 0,
+                lazy: false,
+                lost: false,
+                doubtful: false,
+                ..*value
+            };
         }
     }
 
@@ -254,7 +270,7 @@ impl Program {
                 self.saw(page, old, write)
             }
             Access::Sigbus => {
-                assert!(self.habits.faulty, "SIGBUS on page {page}");
+                assert!(self.habits.faulty || self.values[page].doubtful, "SIGBUS on page {page}");
                 self.values[page].lost = true;
             }
             Access::Segv => {
@@ -286,7 +302,7 @@ impl Program {
         let right = if value.lost { value.removing > 0 } else { old == value.token || zero };
         let value = *value;
         assert!(right, "page {page} ({:#x}) holds {old:#x}, should be {value:?}", self.at(page));
-        self.values[page].lost = false;
+        (self.values[page].lost, self.values[page].doubtful) = (false, false);
         if zero {
             self.values[page].token = 0;
         }
@@ -335,7 +351,7 @@ impl Program {
         let h = self.habits;
         let weights = [
             h.touch, h.run, h.mmap, h.munmap, h.dontneed, h.free, h.mremap, h.mprotect, h.pin, h.share,
-            h.grow,
+            h.refuse, h.grow,
         ];
         let mut chosen = self.random.below(weights.iter().sum());
         let mut which = 0;
@@ -415,6 +431,10 @@ impl Program {
                 self.say("fork".into());
                 kernel.share();
             }
+            10 => {
+                let Some(range) = self.range(false) else { return };
+                self.start_refused_munmap(kernel, thread, range);
+            }
             _ => self.grow(kernel),
         }
     }
@@ -425,15 +445,27 @@ impl Program {
             || !self.threads.iter().any(|doing| matches!(doing, Doing::Call { then: Then::Moved { .. }, .. }))
     }
 
+    /// Memory grows by pages, in a mapping that has others before them.
+    fn grown(&mut self, (first, n): (usize, usize)) {
+        if n == 0 {
+            return;
+        }
+        self.values.iter_mut().filter(|value| value.doubtful).for_each(|value| value.lazy = true);
+        let writable = self.values[first - 1].writable;
+        self.mapped(first, n);
+        self.values[first..first + n].iter_mut().for_each(|value| value.writable = writable);
+    }
+
     /// A mapping grows in place: as a rule over what was just cut off.
     fn grow(&mut self, kernel: &Simulated) {
         if !self.has_turn() {
             return;
         }
-        let Some((first, n)) = self.range(false) else { return };
+        let Some((first, n)) = self.range(true) else { return };
         let ends = |page: &usize| self.values[page - 1].mapped && !self.values[*page].mapped;
         let Some(end) = (first.max(1)..first + n).find(ends) else { return };
-        let free = |page: &usize| !self.values[*page].mapped && self.is_free((*page, 1), false);
+        // The kernel may have been told of what was there, or not yet.
+        let free = |page: &usize| !self.values[*page].mapped && self.is_free((*page, 1), true);
         let n = (end..first + n).take_while(free).count();
         self.start_grow(kernel, (end, n));
     }
@@ -442,9 +474,7 @@ impl Program {
     pub fn start_grow(&mut self, kernel: &Simulated, (first, n): (usize, usize)) {
         self.say(format!("grow {first}+{n}"));
         kernel.grow(self.at(first), n * PAGE);
-        let writable = self.values[first - 1].writable;
-        self.mapped(first, n);
-        self.values[first..first + n].iter_mut().for_each(|value| value.writable = writable);
+        self.grown((first, n));
     }
 
     fn mremap(&mut self, kernel: &Simulated, thread: usize) {
@@ -476,7 +506,7 @@ impl Program {
         for i in 0..n {
             self.values[to + i] = self.values[from + i];
         }
-        self.mapped(to + n, grown);
+        self.grown((to + n, grown));
         self.unmapped((from, n));
         self.threads[thread] =
             Doing::Call { call: Some(call), range: target, then: Then::Moved { from: (from, n) } };
@@ -510,7 +540,7 @@ impl Program {
             if free {
                 value.lazy = true;
             } else {
-                (value.token, value.lazy, value.lost) = (0, false, false);
+                (value.token, value.lazy, value.lost, value.doubtful) = (0, false, false, false);
             }
         }
     }
@@ -567,6 +597,18 @@ impl Program {
         self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
     }
 
+    /// A thread that is idle is refused to unmap pages.
+    pub fn start_refused_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
+        assert!(matches!(self.threads[thread], Doing::Nothing));
+        self.say(format!("munmap {range:?} is refused"));
+        for value in self.values[range.0..range.0 + range.1].iter_mut().filter(|value| value.mapped) {
+            value.doubtful = true;
+            value.lazy |= kernel.has_grown();
+        }
+        let call = kernel.refuse_munmap(self.at(range.0), range.1 * PAGE);
+        self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Refused };
+    }
+
     /// A thread that is idle moves pages, with their mapping.
     pub fn start_mremap(&mut self, kernel: &Simulated, thread: usize, (from, n): (usize, usize), to: usize) {
         self.start_mremap_grown(kernel, thread, (from, n), to, 0);
@@ -587,7 +629,7 @@ impl Program {
         for i in 0..n {
             self.values[to + i] = self.values[from + i];
         }
-        self.mapped(to + n, grown);
+        self.grown((to + n, grown));
         self.unmapped((from, n));
         self.threads[thread] = Doing::Call { call: Some(call), range: (to, n + grown), then };
     }
