@@ -15,7 +15,7 @@ pub(crate) fn apply<K: Kernel>(
     engine: &Engine<K>,
     regions: &mut Regions,
     growths: Option<u32>,
-    Numbered(number, event): Numbered,
+    Numbered(number, event, whole): Numbered,
 ) {
     if let Some(change) = change(event, number) {
         engine.unmappings.fetch_add(1, Relaxed);
@@ -32,7 +32,7 @@ pub(crate) fn apply<K: Kernel>(
                 let mapping = if engine.space.is_out(at, end) { engine.kernel.mapping(at) } else { None };
                 let (begin, to) = mapping.unwrap_or((end, end));
                 let (from, to) = (begin.clamp(at, end), to.min(end));
-                let growths = if begin < start { None } else { growths };
+                let growths = if begin < whole { None } else { growths };
                 forget(engine, at, from, Word::forget);
                 forget(engine, from, to, |word| word.unmap(growths));
                 at = to;
@@ -42,9 +42,9 @@ pub(crate) fn apply<K: Kernel>(
     }
 }
 
-/// An event, or a part of it, and its number.
+/// An event, or a part of it, its number, and where all of an UNMAP starts.
 #[derive(Clone, Copy)]
-pub(crate) struct Numbered(pub u64, pub Event);
+pub(crate) struct Numbered(pub u64, pub Event, pub usize);
 
 /// What an event changes in the regions.
 fn change(event: Event, number: u64) -> Option<Change> {

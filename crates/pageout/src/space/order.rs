@@ -66,7 +66,8 @@ impl Order {
 
     /// Takes an event; those that nothing can have overtaken are applied at once.
     pub(crate) fn take<K: Kernel>(&mut self, engine: &Engine<K>, regions: &mut Regions, event: Event) {
-        let numbered = Numbered(regions.number(), event);
+        let whole = if let Event::Unmap { start, .. } = event { start } else { 0 };
+        let numbered = Numbered(regions.number(), event, whole);
         match event {
             Event::Fault(_) => return,
             Event::Remap { from, to, len } => {
@@ -143,12 +144,12 @@ impl Order {
         let Some((at, part)) = first else { return false };
         self.brought += 1;
         assert!(self.brought < MOST, "events about mappings that no order explains");
-        let Numbered(number, event) = self.log.remove(at).expect("an event of the log");
+        let Numbered(number, event, whole) = self.log.remove(at).expect("an event of the log");
         let (source, _) = sides(event).expect("a departure");
         for rest in [(part.1, source.1), (source.0, part.0)].into_iter().filter(|rest| rest.0 < rest.1) {
-            self.log.insert(at, Numbered(number, cut(event, rest)));
+            self.log.insert(at, Numbered(number, cut(event, rest), whole));
         }
-        self.log.push_front(Numbered(number, cut(event, part)));
+        self.log.push_front(Numbered(number, cut(event, part), whole));
         true
     }
 
@@ -232,14 +233,14 @@ impl Order {
 
     /// A part of the UNMAP at hand.
     fn apply_part<K: Kernel>(&self, engine: &Engine<K>, regions: &mut Regions, start: usize, end: usize) {
-        let number = self.log.front().map_or(0, |numbered| numbered.0);
-        apply(engine, regions, self.growths, Numbered(number, Event::Unmap { start, end }));
+        let (number, whole) = self.log.front().map_or((0, start), |numbered| (numbered.0, numbered.2));
+        apply(engine, regions, self.growths, Numbered(number, Event::Unmap { start, end }, whole));
     }
 
     /// Is the UNMAP at hand that of an `mremap` to a fixed place, and what is from `at` on what that grew by? Its REMAP,
     /// which comes next to tell of that place, has the length from before.
     fn grows_over(&self, at: usize) -> bool {
-        let Some(Numbered(_, Event::Unmap { start: place, .. })) = self.log.front().copied() else {
+        let Some(Numbered(_, Event::Unmap { start: place, .. }, _)) = self.log.front().copied() else {
             return false;
         };
         let next = self.log.iter().skip(1).find_map(|numbered| match numbered.1 {

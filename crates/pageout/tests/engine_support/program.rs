@@ -505,6 +505,8 @@ impl Program {
         let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, grown * PAGE);
         for i in 0..n {
             self.values[to + i] = self.values[from + i];
+            // It may be moved before it is applied that it was to be unmapped: it is not there any more, then.
+            self.values[to + i].lazy |= self.values[to + i].doubtful;
         }
         self.grown((to + n, grown));
         self.unmapped((from, n));
@@ -628,6 +630,8 @@ impl Program {
         let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, grown * PAGE);
         for i in 0..n {
             self.values[to + i] = self.values[from + i];
+            // It may be moved before it is applied that it was to be unmapped: it is not there any more, then.
+            self.values[to + i].lazy |= self.values[to + i].doubtful;
         }
         self.grown((to + n, grown));
         self.unmapped((from, n));
