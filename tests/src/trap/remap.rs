@@ -1781,7 +1781,8 @@ fn unmap_refused(ctx: &Ctx) -> Outcome {
             for way in (0..4).cycle().take_while(|_| Instant::now() < deadline) {
                 rest.fill(1);
                 ballast.walk()?;
-                ensure!(is_refused(way), "way {way} to unmap was not refused");
+                // Twice: of what is lost already that is told again.
+                ensure!(is_refused(way) && is_refused(way), "way {way} to unmap was not refused");
                 let readable =
                     (0..rest.pages()).map(|index| rest.page(index)).filter(|page| page.is_readable());
                 for page in readable {

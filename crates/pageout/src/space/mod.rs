@@ -369,13 +369,14 @@ impl Space {
         })
     }
 
-    /// Is a page of a range on a device, or on its way? No block lock held.
+    /// Is a page of a range on a device, or on its way, or Gone? No block lock held.
     pub(crate) fn is_out(&self, start: usize, end: usize) -> bool {
         self.blocks(start, end).any(|(block_start, block)| {
             let block = block.lock();
             let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
             let mut pages = (from - block_start) / PAGE..(to - block_start) / PAGE;
-            pages.any(|index| matches!(block.word(index).tag(), Tag::Cached | Tag::Swapped | Tag::Busy))
+            let is_out = |tag| matches!(tag, Tag::Cached | Tag::Swapped | Tag::Busy | Tag::Gone);
+            pages.any(|index| is_out(block.word(index).tag()))
         })
     }
 
