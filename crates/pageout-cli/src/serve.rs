@@ -128,7 +128,7 @@ struct Client {
     told: u64,
     /// The registration of its memory, from `Holding` on.
     held: Option<OwnedFd>,
-    /// It was said that some of its data are lost, and that some could not be written.
+    /// It was said that some of its data are lost, by a device or as it was to be unmapped, and that some could not be written.
     told_loss: bool,
     told_refusal: bool,
     told_unwritten: bool,

@@ -10,6 +10,7 @@ use crate::fault::stream::Streams;
 use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
+use crate::page::Tag;
 use crate::reclaim::ahead::Ahead;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::Order;
@@ -274,7 +275,7 @@ impl<K: Kernel> Engine<K> {
         regions.gaps(start, end, |from, to| gaps.push((from, to)));
         for (mut at, end) in gaps {
             while at < end {
-                let known = self.space.has_known(at, end);
+                let known = self.space.any(at, end, |tag| tag != Tag::None);
                 let registered = if known { self.kernel.next_registered(at, end) } else { None };
                 if known && self.kernel.event_pending() {
                     return Ok(false);

@@ -210,12 +210,8 @@ fn storm(ctx: &Ctx) -> Outcome {
 
 /// Splits the zero-initialised data of libraries, among which is pageout's own, before anything is managed.
 fn everywhere(ctx: &Ctx) -> Outcome {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let nameless = |line: &&str| line.contains(" rw-p ") && !line.contains(['/', '[']);
-    for line in maps.lines().filter(nameless) {
-        let numbers = line.split([' ', '-']).take(2).map(|number| usize::from_str_radix(number, 16).ok());
-        let &[Some(start), Some(end)] = numbers.collect::<Vec<_>>().as_slice() else { continue };
-        for piece in Span::new(start, end - start).pieces(16 << 10).step_by(2).take(2000) {
+    for mapping in sys::mappings(|line| line.contains(" rw-p ") && !line.contains(['/', '[']))? {
+        for piece in mapping.pieces(16 << 10).step_by(2).take(2000) {
             // What has been unmapped since is not our affair.
             let _ = sys::advise(piece, libc::MADV_NOHUGEPAGE);
         }

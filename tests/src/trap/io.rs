@@ -437,11 +437,8 @@ fn peeked_whole(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let buffer = sys::map(1 << 20)?;
     for _ in 0..3 {
-        let maps = std::fs::read_to_string("/proc/self/maps")?;
-        for line in maps.lines().filter(|line| line.contains(" rw")) {
-            let numbers = line.split([' ', '-']).take(2).map(|number| usize::from_str_radix(number, 16).ok());
-            let &[Some(start), Some(end)] = numbers.collect::<Vec<_>>().as_slice() else { continue };
-            for piece in Span::new(start, end - start).pieces(buffer.len) {
+        for mapping in sys::mappings(|line| line.contains(" rw"))? {
+            for piece in mapping.pieces(buffer.len) {
                 let local = libc::iovec { iov_base: buffer.as_ptr(), iov_len: piece.len };
                 let there = libc::iovec { iov_base: piece.as_ptr(), iov_len: piece.len };
                 // Some cannot be read, which is not our affair.

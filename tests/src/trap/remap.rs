@@ -1740,8 +1740,7 @@ fn mremap_sealed(ctx: &Ctx) -> Outcome {
 }
 
 fn unmap_refused(ctx: &Ctx) -> Outcome {
-    let place = (0x2e00_0000_0000, ctx.half());
-    let field = sys::map_at(place.0, place.1, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+    let field = sys::map_at(0x2e00_0000_0000, ctx.half(), sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
     seal(field.page(field.pages() - 1))?;
     let rest = field.part(0, field.len - PAGE);
     let mut ballast = Ballast::new(ctx.half())?;
@@ -1783,10 +1782,10 @@ fn unmap_refused(ctx: &Ctx) -> Outcome {
                 ballast.walk()?;
                 // Twice: of what is lost already that is told again.
                 ensure!(is_refused(way) && is_refused(way), "way {way} to unmap was not refused");
-                let readable =
-                    (0..rest.pages()).map(|index| rest.page(index)).filter(|page| page.is_readable());
-                for page in readable {
-                    page.check(1)?;
+                for page in rest.pieces(PAGE) {
+                    if sys::is_readable(page.start)? {
+                        page.check(1)?;
+                    }
                 }
                 sys::unmap(rest)?;
                 sys::map_at(rest.start, rest.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;

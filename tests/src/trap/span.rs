@@ -86,15 +86,6 @@ impl Span {
         )
     }
 
-    /// Can its first word be read?
-    pub fn is_readable(self) -> bool {
-        let mut word = 0u64;
-        let into = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: WORD };
-        let from = libc::iovec { iov_base: self.start as *mut _, iov_len: WORD };
-        // SAFETY: there is room for a word.
-        unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) == WORD as isize }
-    }
-
     pub fn check_zero(self) -> Outcome {
         self.check_words(|_, found| found == 0, || "zeros".into())
     }

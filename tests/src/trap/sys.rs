@@ -67,6 +67,17 @@ pub fn unmap(span: Span) -> Outcome {
     ret("munmap", unsafe { libc::munmap(span.as_ptr(), span.len) }).map(drop)
 }
 
+/// The mappings whose lines in /proc/self/maps are as asked for.
+pub fn mappings(is: impl Fn(&str) -> bool) -> Result<Vec<Span>, Stop> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let span = |line: &str| {
+        let mut ends = line.split([' ', '-']).map(|number| usize::from_str_radix(number, 16).ok());
+        let (start, end) = (ends.next()??, ends.next()??);
+        Some(Span::new(start, end - start))
+    };
+    Ok(maps.lines().filter(|line| is(line)).filter_map(span).collect())
+}
+
 pub fn protect(span: Span, prot: c_int) -> Outcome {
     // SAFETY: the trap owns the span.
     ret("mprotect", unsafe { libc::mprotect(span.as_ptr(), span.len, prot) }).map(drop)

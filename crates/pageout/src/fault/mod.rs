@@ -448,6 +448,7 @@ impl Server {
                 engine.kernel.wake(at, PAGE);
                 Decision::Answered
             }
+            // Nobody's that is known of, or an event is unread: who waits comes again, if it is there.
             Tag::Gone => {
                 engine.kernel.wake(at, PAGE);
                 Decision::Answered

@@ -292,7 +292,8 @@ impl Linux {
         self
     }
 
-    /// Makes a call that the kernel neither makes while an event is unread, nor says that a page is there. Events lock held.
+    /// Makes a call to which the kernel says neither that it is done nor that a page is there (EEXIST) while an event is
+    /// unread. Events lock held.
     fn while_told(&self, call: impl FnOnce() -> Result<(), Partial>) -> Result<(), Partial> {
         let growths = (self.growths)();
         let done = call();

@@ -26,10 +26,12 @@ pub(crate) fn apply<K: Kernel>(
         Event::Remove { start, end } => forget(engine, start, end, Word::discard),
         Event::Unmap { start, end } => {
             regions.remove(start, end);
+            let is_out = |tag| matches!(tag, Tag::Cached | Tag::Swapped | Tag::Busy | Tag::Gone);
+            let may_be_lost = engine.space.any(start, end, is_out);
             let mut at = start;
             while at < end {
                 // The kernel tells after the call. Where it refuses, it has split by then what begins before.
-                let mapping = if engine.space.is_out(at, end) { engine.kernel.mapping(at) } else { None };
+                let mapping = if may_be_lost { engine.kernel.mapping(at) } else { None };
                 let (begin, to) = mapping.unwrap_or((end, end));
                 let (from, to) = (begin.clamp(at, end), to.min(end));
                 let growths = if begin < whole { None } else { growths };

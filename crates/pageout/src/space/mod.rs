@@ -369,21 +369,14 @@ impl Space {
         })
     }
 
-    /// Is a page of a range on a device, or on its way, or Gone? No block lock held.
-    pub(crate) fn is_out(&self, start: usize, end: usize) -> bool {
+    /// Does a page of a range have a word that `is`? No block lock held.
+    pub(crate) fn any(&self, start: usize, end: usize, is: impl Fn(Tag) -> bool) -> bool {
         self.blocks(start, end).any(|(block_start, block)| {
             let block = block.lock();
             let (from, to) = (start.max(block_start), end.min(block_start + BLOCK));
             let mut pages = (from - block_start) / PAGE..(to - block_start) / PAGE;
-            let is_out = |tag| matches!(tag, Tag::Cached | Tag::Swapped | Tag::Busy | Tag::Gone);
-            pages.any(|index| is_out(block.word(index).tag()))
+            pages.any(|index| is(block.word(index).tag()))
         })
-    }
-
-    /// Is anything known of a page of a range, if only that it was there? No block lock held.
-    pub(crate) fn has_known(&self, start: usize, end: usize) -> bool {
-        self.blocks(start, end).any(|(_, block)| block.lock().gone > 0)
-            || self.first_known(start, end).is_some()
     }
 
     /// Shows each page of a range that is Gone: its block, where that starts, and the page in it. No block lock held.

@@ -383,9 +383,7 @@ impl Program {
             3 => {
                 let Some(range) = self.range(false) else { return };
                 self.say(format!("munmap {range:?}"));
-                let call = kernel.munmap(self.at(range.0), range.1 * PAGE);
-                self.unmapped(range);
-                self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
+                self.start_munmap(kernel, thread, range);
             }
             4 | 5 => {
                 let Some(range) = self.range(false) else { return };
@@ -502,16 +500,7 @@ impl Program {
             return;
         }
         self.say(format!("mremap {from}+{n} to {to}+{}", n + grown));
-        let call = kernel.mremap(self.at(from), self.at(to), n * PAGE, grown * PAGE);
-        for i in 0..n {
-            self.values[to + i] = self.values[from + i];
-            // It may be moved before it is applied that it was to be unmapped: it is not there any more, then.
-            self.values[to + i].lazy |= self.values[to + i].doubtful;
-        }
-        self.grown((to + n, grown));
-        self.unmapped((from, n));
-        self.threads[thread] =
-            Doing::Call { call: Some(call), range: target, then: Then::Moved { from: (from, n) } };
+        self.start_mremap_grown(kernel, thread, (from, n), to, grown);
     }
 
     /// A range that somebody has left and not returned yet.
