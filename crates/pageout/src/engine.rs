@@ -14,7 +14,7 @@ use crate::page::Tag;
 use crate::reclaim::ahead::Ahead;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::Order;
-use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -249,18 +249,32 @@ impl<K: Kernel> Engine<K> {
     /// The kernel's refusal to register; nothing has changed then.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Errno> {
         let mut regions = self.events.write();
-        let (mut discarded, mut unmapped) = (Regions::default(), Regions::default());
+        let register = |regions: &Regions| self.register_new(regions, start, end);
+        self.adopt_by(register, &mut regions, &mut Regions::default(), start, end)
+    }
+
+    /// The same with what is to be registered before; `false`: events come first. `discarded`: what was by the events that
+    /// were read since the lock is held.
+    fn adopt_by(
+        &self,
+        register: impl Fn(&Regions) -> Result<bool, Errno>,
+        regions: &mut Regions,
+        discarded: &mut Regions,
+        start: usize,
+        end: usize,
+    ) -> Result<(), Errno> {
+        let mut unmapped = Regions::default();
         let mut asked = (start, start);
         loop {
             // An event about an older mapping of the same addresses would take the new one for gone.
-            self.read_all(&mut regions, |event| match event {
+            self.read_all(regions, |event| match event {
                 Event::Remove { start, end } => discarded.insert(Region { start, end }),
                 Event::Unmap { start, end } => unmapped.insert(Region { start, end }),
                 Event::Remap { .. } | Event::Fault(_) => {}
             });
             unmapped.within(asked.0, asked.1).for_each(|part| self.is_new(part.start, part.end));
-            if self.register_new(&regions, start, end)? {
-                match self.take_up(&mut regions, &discarded, start, end) {
+            if register(regions)? {
+                match self.take_up(regions, discarded, start, end) {
                     Ok(()) => return Ok(()),
                     Err(part) => (asked, unmapped) = (part, Regions::default()),
                 }
@@ -299,14 +313,28 @@ impl<K: Kernel> Engine<K> {
         let mut regions = self.events.write();
         let mut discarded = Regions::default();
         for (start, end) in ranges {
-            while self.take_up(&mut regions, &discarded, *start, *end).is_err() {
-                self.read_all(&mut regions, |event| {
-                    if let Event::Remove { start, end } = event {
-                        discarded.insert(Region { start, end });
-                    }
-                });
-            }
+            // Nothing is registered, so nothing is refused.
+            let _ = self.adopt_by(|_| Ok(true), &mut regions, &mut discarded, *start, *end);
         }
+    }
+
+    /// Takes up again what is Gone and is there still: to be lost for a fork's child, too, it has to be poisoned before the
+    /// clone. What was Gone.
+    pub(crate) fn adopt_gone(&self, regions: &mut Regions) -> Vec<Region> {
+        let mut gone: Vec<Region> = Vec::new();
+        self.space.each_gone(0, TOP, |_, block_start, index| {
+            let start = block_start + index * PAGE;
+            match gone.last_mut() {
+                Some(last) if last.end == start => last.end += PAGE,
+                _ => gone.push(Region { start, end: start + PAGE }),
+            }
+        });
+        let mut discarded = Regions::default();
+        for Region { start, end } in &gone {
+            // The same.
+            let _ = self.adopt_by(|_| Ok(true), regions, &mut discarded, *start, *end);
+        }
+        gone
     }
 
     /// Reads and applies events until none is pending; faults come again. Shows each to `each`: what the program is about to

@@ -1777,16 +1777,22 @@ fn unmap_refused(ctx: &Ctx) -> Outcome {
             Ok(())
         });
         let mut refuse = || -> Outcome {
-            for way in (0..4).cycle().take_while(|_| Instant::now() < deadline) {
-                rest.fill(1);
-                ballast.walk()?;
-                // Twice: of what is lost already that is told again.
-                ensure!(is_refused(way) && is_refused(way), "way {way} to unmap was not refused");
+            let is_right = || -> Outcome {
                 for page in rest.pieces(PAGE) {
                     if sys::is_readable(page.start)? {
                         page.check(1)?;
                     }
                 }
+                Ok(())
+            };
+            for way in (0..4).cycle().take_while(|_| Instant::now() < deadline) {
+                rest.fill(1);
+                ballast.walk()?;
+                // Twice: of what is lost already that is told again.
+                ensure!(is_refused(way) && is_refused(way), "way {way} to unmap was not refused");
+                // What nobody has touched since, nor taken up again.
+                sys::wait_for(sys::fork(is_right)?, 0)?;
+                is_right()?;
                 sys::unmap(rest)?;
                 sys::map_at(rest.start, rest.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
                 rest.check_zero()?;

@@ -554,8 +554,9 @@ impl<K: Kernel> Engine<K> {
                 server.bring_block(self, block_start);
             }
             // What the program moved meanwhile may be where all had been brought in before. Under this lock nothing moves.
-            let _regions = self.events.write();
+            let mut regions = self.events.write();
             if self.out_pages() == 0 {
+                self.adopt_gone(&mut regions);
                 return true;
             }
         }

@@ -74,6 +74,12 @@ pub struct Heirloom {
     pub sum: [u64; 2],
 }
 
+/// Where something was, or is, that has changed.
+fn sides(changes: &[Change]) -> impl Iterator<Item = Region> + '_ {
+    let sides = changes.iter().map(|change| change.sides());
+    sides.flat_map(|(from, to)| core::iter::once(from).chain(to)).map(|(start, end)| Region { start, end })
+}
+
 impl<K: Kernel> Engine<K> {
     /// Pages that [`Engine::bequeath`] will name, more or less, but under the events lock. No block lock held.
     pub fn out_pages(&self) -> usize {
@@ -97,7 +103,7 @@ impl<K: Kernel> Engine<K> {
         if self.mark(&mut regions) && self.name(take) {
             return Some(regions);
         }
-        self.unmark(&regions);
+        self.unmark(regions.iter());
         None
     }
 
@@ -114,34 +120,33 @@ impl<K: Kernel> Engine<K> {
         grown.into_iter().for_each(|part| regions.insert(part));
     }
 
-    /// Marks all regions, and nothing else.
+    /// Marks all regions, and nothing else; what is Gone is one by then, if it is there.
     fn mark(&self, regions: &mut Regions) -> bool {
-        let mut left: Vec<Region> = regions.iter().collect();
+        regions.write_down();
+        let mut left = self.adopt_gone(regions);
+        left.extend(regions.iter());
         for _ in 0..MOST_MARKS {
+            let changes = regions.written_down();
+            // What came there since was marked in its place.
+            self.unmark(sides(&changes));
+            left.extend(sides(&changes));
             left.retain(|Region { start, end }| {
                 let mut parts = regions.within(*start, *end);
                 !parts.all(|part| self.kernel.mark(part.start, part.end - part.start, true).is_ok())
             });
-            // No mapping has changed before it was marked, or the event of that was read.
-            if !self.kernel.event_pending() {
+            // No mapping has changed before it was marked, or the event of that was read; and with none nothing more is Gone.
+            if changes.is_empty() && !self.kernel.event_pending() {
                 return left.is_empty();
             }
             regions.write_down();
             self.read_all(regions, |_| ());
-            for change in regions.written_down() {
-                let (from, to) = change.sides();
-                for (start, end) in core::iter::once(from).chain(to) {
-                    // What came there since was marked in its place. What is not there has no mark.
-                    let _ = self.kernel.mark(start, end - start, false);
-                    left.push(Region { start, end });
-                }
-            }
+            left.extend(self.adopt_gone(regions));
         }
         false
     }
 
-    fn unmark(&self, regions: &Regions) {
-        for Region { start, end } in regions.iter() {
+    fn unmark(&self, parts: impl Iterator<Item = Region>) {
+        for Region { start, end } in parts {
             // What has changed since is not marked, or is where its event will tell.
             let _ = self.kernel.mark(start, end - start, false);
         }
@@ -152,8 +157,11 @@ impl<K: Kernel> Engine<K> {
     pub fn cloned(&self, regions: &mut Regions) -> Vec<Change> {
         regions.write_down();
         self.read_all(regions, |_| ());
-        self.unmark(regions);
-        regions.written_down()
+        self.unmark(regions.iter());
+        let changes = regions.written_down();
+        // What was not unmapped after all.
+        self.unmark(sides(&changes));
+        changes
     }
 
     fn name(&self, mut take: impl FnMut(Heirloom) -> bool) -> bool {

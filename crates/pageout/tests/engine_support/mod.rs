@@ -357,8 +357,6 @@ impl World {
             for value in &mut other.values {
                 // The child may have been made before the page was dropped, or after.
                 value.lazy |= std::mem::take(&mut value.removing) > 0;
-                // Left open: docs/hazards.md, a call that unmaps is refused.
-                value.lazy |= value.doubtful;
             }
             kernel.fork_to(&child.engine.kernel);
         }
