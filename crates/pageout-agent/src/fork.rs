@@ -12,9 +12,11 @@ use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
 use crate::{dispatch, exit, heir, memory, part, program, remap, sys, twin};
+use alloc::boxed::Box;
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
+use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Wait};
 use rustix::fs::stat;
 use rustix::io::Errno;
@@ -42,6 +44,13 @@ const DESCRIPTORS: u64 = 32;
 /// So many pages come home rather than be inherited.
 const FEW: usize = 256;
 
+/// What a process has inherited of so many generations is its own before it forks again: run keeps open what each has
+/// left, with the slots.
+const MOST_GENERATIONS: u32 = 8;
+/// How often that is tried in vain, after so many ns each.
+const APART_TRIES: usize = 20;
+const APART_NAP: i64 = 2_000_000;
+
 /// What a fork's child waits for: nothing; that its keeper has taken over what it inherits; that has come true, or
 /// cannot.
 const NONE: u32 = 0;
@@ -59,6 +68,8 @@ static TURN: Baton = Baton::new();
 static UNASKED: AtomicU32 = AtomicU32::new(0);
 /// Forks of this process that are over.
 static FORKS: AtomicU32 = AtomicU32::new(0);
+/// From so many generations, one of which forked the next, something may be inherited still.
+static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static CHILD: AtomicBool = AtomicBool::new(false);
 static mut PATH: Option<keeper::Path> = None;
 
@@ -90,6 +101,7 @@ extern "C" fn prepare() {
 pub extern "C" fn child() {
     // All was done at the clone.
     if HEIR.swap(NONE, Ordering::Relaxed) != READY {
+        came_apart();
         begin();
     }
 }
@@ -97,6 +109,7 @@ pub extern "C" fn child() {
 /// In the child of a clone after [`bequeath`]: comes back when what was out can be read.
 pub fn child_inherits() {
     HEIR.store(WAITING, Ordering::SeqCst);
+    GENERATIONS.fetch_add(1, Ordering::Relaxed);
     if !twin::come_in() || !begin() {
         HEIR.store(LOST, Ordering::SeqCst);
     }
@@ -140,6 +153,11 @@ pub fn lost() {
     if is_heir() {
         tell_heir(LOST);
     }
+}
+
+/// Nothing is inherited, or not any more.
+pub fn came_apart() {
+    GENERATIONS.store(0, Ordering::Relaxed);
 }
 
 fn tell_heir(what: u32) {
@@ -326,6 +344,27 @@ fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
     home
 }
 
+/// Has all that was inherited leave to slots of its own.
+fn come_apart(keeper: &Keeper) {
+    let names = || keeper.engine.place.foreign_names();
+    let mut incoming = Box::new(Incoming::new());
+    let (mut before, mut tries) = (names(), 0);
+    while tries < APART_TRIES && !keeper.engine.vacate_foreign(&mut incoming) {
+        let now = names();
+        tries = if now < before { 0 } else { tries + 1 };
+        before = now;
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: APART_NAP });
+    }
+    keeper.come_apart();
+}
+
+/// Pages may leave.
+fn go_on(keeper: &Keeper) {
+    keeper.code.lock().keep();
+    keeper.engine.stand_still(false);
+    keeper.engine.kick();
+}
+
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
 /// may have hardly any descriptors.
 fn child_finds_run(maps: &mut Maps) -> bool {
@@ -464,12 +503,14 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     while UNASKED.load(Ordering::SeqCst) != 0 {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
     }
-    keeper.code.lock().keep();
-    engine.stand_still(false);
-    engine.kick();
+    go_on(keeper);
     loop {
         match GATE.load(Ordering::Acquire) {
             ASKED => {
+                if GENERATIONS.load(Ordering::Relaxed) >= MOST_GENERATIONS {
+                    go_on(keeper);
+                    come_apart(keeper);
+                }
                 engine.stand_still(true);
                 let mut home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
                 if !home {
@@ -492,9 +533,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
             }
             state => {
                 if state == FREE && engine.stands_still() {
-                    keeper.code.lock().keep();
-                    engine.stand_still(false);
-                    engine.kick();
+                    go_on(keeper);
                 }
                 let _ = futex::wait(&GATE, futex::Flags::PRIVATE, state, None);
             }

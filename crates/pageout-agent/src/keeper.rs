@@ -132,6 +132,14 @@ impl Keeper {
         self.bequests.lock().push(file);
     }
 
+    /// Tells run once nothing that was inherited is read any more.
+    pub fn come_apart(&self) {
+        if self.engine.place.comes_apart() {
+            self.link.tell(&Message::new(Kind::Apart, 0, 0, 0), None);
+            fork::came_apart();
+        }
+    }
+
     /// Gives up what nobody reads any more.
     pub fn settle_bequests(&self) {
         loop {

@@ -306,7 +306,7 @@ impl Server {
 
     /// Whether a fork's child may still come for what it inherits: one that was killed meanwhile does not.
     pub fn awaits_heirs(&mut self) -> bool {
-        self.bequests.is_awaited() && tree::has_children_but(&self.known())
+        self.bequests.awaited() > 0 && tree::has_children_but(&self.known())
     }
 
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.
@@ -530,6 +530,10 @@ impl Server {
                 sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
                 client.inherited.extend(bequest);
             }
+            (Some(Kind::Apart), Some(client)) => {
+                client.inherited.clear();
+                self.take_back([]);
+            }
             (Some(Kind::Gone), Some(_)) => self.gone_from(index, message.b),
             (Some(Kind::Holding), Some(client)) => {
                 let context = fds.into_iter().next();
@@ -557,8 +561,9 @@ impl Server {
 
     /// Keeps what a process has out for a child of its fork, if there is room for it.
     fn keep_bequest(&mut self, index: usize, number: u64, fds: Vec<OwnedFd>) -> Result<()> {
-        // What others are to bring has room only if this leaves it.
-        let has_room = self.files_spoken_for(self.bequests.files() + 1) <= self.open_files;
+        // What others are to bring has room only if this leaves it, and so do those who are to inherit.
+        let heirs = (self.bequests.awaited() + 1) * OPEN_FILES_EACH;
+        let has_room = self.files_spoken_for(self.bequests.files() + 1) + heirs <= self.open_files;
         let Some(client) = &self.connections[index].client else { return Ok(()) };
         let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
             if !std::mem::replace(&mut self.told_heirless, true) {

@@ -298,6 +298,14 @@ fn giver_role() {
         }
         assert_eq!(next.lease(0), NONE, "but from the others");
     }
+    heir.say(Kind::Apart, 0, 0, 0);
+    let (next, ..) = Keeper::served();
+    let begun = Instant::now();
+    let mut leased = 0;
+    while leased < 31 {
+        leased += next.lease_all(0).len();
+        assert!(begun.elapsed() < Duration::from_secs(5), "nobody reads from the others");
+    }
 }
 
 #[test]

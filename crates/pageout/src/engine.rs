@@ -14,7 +14,9 @@ use crate::page::Tag;
 use crate::reclaim::ahead::Ahead;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::Order;
-use crate::space::{bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES};
+use crate::space::{
+    bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES,
+};
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};

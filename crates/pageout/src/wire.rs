@@ -21,6 +21,7 @@
 //!   Born {token, pid}                ──►                        the fork is through: who will ask for it
 //!   Inherit {token}                  ──►                        its child, before it goes on
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
+//!   Apart                             ──►                        nothing that it inherited is read any more
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!   Guest {pid}                       ──►                        the process ended, and another has its memory
@@ -45,7 +46,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 7;
+pub const VERSION: u64 = 8;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -124,6 +125,8 @@ pub enum Kind {
     Guest = 23,
     /// Others lack memory, and the process has more than its share.
     Needed = 24,
+    /// Nothing is read any more of what was inherited: it has come home, or been written over.
+    Apart = 26,
 }
 
 impl Kind {
@@ -132,7 +135,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed,
+            Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed, Apart,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)

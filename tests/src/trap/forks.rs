@@ -23,6 +23,8 @@ pub const TRAPS: &[Trap] = &[
     )
     .may_log(),
     Trap::new("fork-chain", "a child of a child of a child, whose parents end first", fork_chain).may_log(),
+    Trap::new("fork-generations", "each forks the next, writes to some, and ends", fork_generations)
+        .may_log(),
     Trap::new("fork-orphan", "a child that reads on when its parent was killed", fork_orphan).may_log(),
     Trap::new("fork-killed", "processes that are killed while they fork", fork_killed).may_log(),
     Trap::new("fork-stillborn", "children that are killed as soon as they are there", fork_stillborn),
@@ -322,6 +324,39 @@ fn fork_chain(ctx: &Ctx) -> Outcome {
     field.check(6)
 }
 
+const GENERATIONS: u16 = 60;
+
+fn fork_generations(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let (read, write) = sys::pipe()?;
+    let before = runs_descriptors();
+    let first = sys::fork(|| {
+        next_generation(field, 2, &|| {
+            let many = usize::from(GENERATIONS) / 2;
+            let is_kept = before.zip(runs_descriptors()).is_some_and(|(before, now)| now > before + many);
+            ensure!(!is_kept, "run keeps what generations that have gone left each other");
+            sys::write_all(write.as_raw_fd(), b".")
+        })
+    })?;
+    drop(write);
+    sys::wait_for(first, 0)?;
+    ensure!(says_something(&read), "the last generation said nothing");
+    field.check(1)
+}
+
+fn next_generation(field: Span, generation: u16, last: &dyn Fn() -> Outcome) -> Outcome {
+    // Of the pages each generation has one in so many.
+    let pages = |of: u16| (usize::from(of)..field.pages()).step_by(usize::from(GENERATIONS) + 1);
+    pages(generation).map(|page| field.page(page)).for_each(|page| page.fill(generation));
+    if generation < GENERATIONS {
+        return sys::fork(|| next_generation(field, generation + 1, last)).map(drop);
+    }
+    for of in 0..=GENERATIONS {
+        pages(of).try_for_each(|page| field.page(page).check(of.max(1)))?;
+    }
+    last()
+}
+
 fn fork_orphan(ctx: &Ctx) -> Outcome {
     let (read, write) = sys::pipe()?;
     let parent = sys::fork(|| {
@@ -400,15 +435,17 @@ fn says_something(pipe: &OwnedFd) -> bool {
     unsafe { libc::read(pipe.as_raw_fd(), told.as_mut_ptr().cast(), 1) == 1 }
 }
 
+/// How many run has open.
+fn runs_descriptors() -> Option<usize> {
+    let socket = std::env::var_os(pageout::wire::ENV_RUN)?;
+    let run = std::path::Path::new(&socket).file_stem()?.to_str()?.split('-').next()?;
+    Some(std::fs::read_dir(format!("/proc/{run}/fd")).ok()?.count())
+}
+
 fn fork_stillborn(ctx: &Ctx) -> Outcome {
     const CHILDREN: usize = 60;
     let (field, _ballast) = ctx.evicted()?;
-    // Run keeps a descriptor for each child that has not come yet.
-    let runs_descriptors = || {
-        let socket = std::env::var_os(pageout::wire::ENV_RUN)?;
-        let run = std::path::Path::new(&socket).file_stem()?.to_str()?.split('-').next()?;
-        Some(std::fs::read_dir(format!("/proc/{run}/fd")).ok()?.count())
-    };
+    // One for each child that has not come yet.
     let before = runs_descriptors();
     for _ in 0..CHILDREN {
         let child = sys::fork(|| field.check(1))?;

@@ -10,7 +10,8 @@ use crate::device::Device;
 use crate::flaw::{makes, Flaw};
 use crate::slot::{DeviceConfig, DeviceId, Entry, Memory, Owner, Slots, SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use crate::sync::{Lock, LockClass};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -52,6 +53,8 @@ pub struct Place {
     lessor: Box<dyn Lessor>,
     /// Clusters of others that this process reads from: device number and cluster, in order.
     foreign: OnceBox<Vec<(usize, u32)>>,
+    /// Names of slots there.
+    foreign_names: AtomicU64,
     /// Devices that have gone since, by their numbers: what has the number now is nothing of others.
     foreign_gone: AtomicU64,
     /// A slot may have more than one name.
@@ -99,6 +102,7 @@ impl Place {
             devices: core::array::from_fn(|_| Lock::new(None, &KNOWN_LOCKS)),
             lessor,
             foreign: OnceBox::new(),
+            foreign_names: AtomicU64::new(0),
             foreign_gone: AtomicU64::new(0),
             shares: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
@@ -287,10 +291,10 @@ impl Place {
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
         let freed = if self.is_shared(raw) { 0 } else { n as i64 };
-        if !self.is_foreign(entry) {
-            if let Err(wrong) = self.slots.put(entry, n) {
-                panic!("slot put twice: {wrong:?}");
-            }
+        if self.is_foreign(entry) {
+            self.foreign_names.fetch_sub(n as u64, Release);
+        } else if let Err(wrong) = self.slots.put(entry, n) {
+            panic!("slot put twice: {wrong:?}");
         }
         self.swapped.fetch_sub(n as u64, Relaxed);
         if let Some(id) = entry.device() {
@@ -306,10 +310,10 @@ impl Place {
     pub fn dup(&self, raw: u64, n: usize) {
         self.shares.store(true, Relaxed);
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        if !self.is_foreign(entry) {
-            if let Err(wrong) = self.slots.dup(entry, n) {
-                panic!("slot counted though free: {wrong:?}");
-            }
+        if self.is_foreign(entry) {
+            self.foreign_names.fetch_add(n as u64, Relaxed);
+        } else if let Err(wrong) = self.slots.dup(entry, n) {
+            panic!("slot counted though free: {wrong:?}");
         }
         self.named(entry, n);
     }
@@ -326,6 +330,19 @@ impl Place {
         clusters.sort_unstable();
         clusters.dedup();
         let _ = self.foreign.set(Box::new(clusters));
+    }
+
+    /// Names of slots of others.
+    pub fn foreign_names(&self) -> u64 {
+        self.foreign_names.load(Acquire)
+    }
+
+    /// Has the last name of a slot of others gone? True once, and the clusters are nobody's but who leases them from then on.
+    /// Not before what is inherited has its names.
+    pub fn comes_apart(&self) -> bool {
+        self.foreign.get().is_some()
+            && self.foreign_names() == 0
+            && self.foreign_gone.swap(u64::MAX, Relaxed) != u64::MAX
     }
 
     /// Does anybody else name the slot of an entry? Then it must not be written again.
@@ -349,7 +366,8 @@ impl Place {
         Some((first.raw(), owners.map(|owner: Option<Owner>| owner.map(|owner| owner.page))))
     }
 
-    fn is_foreign(&self, entry: Entry) -> bool {
+    /// Is its slot another's?
+    pub(crate) fn is_foreign(&self, entry: Entry) -> bool {
         let Some(clusters) = self.foreign.get() else { return false };
         cluster_of(entry).is_some_and(|cluster| {
             clusters.binary_search(&cluster).is_ok() && self.foreign_gone.load(Relaxed) & 1 << cluster.0 == 0
@@ -628,7 +646,7 @@ mod tests {
         let child = place(&[4]);
         child.read_from_others((0..n as u64).map(|i| theirs + i));
         child.dup(theirs, n);
-        assert!(child.is_shared(theirs));
+        assert!(child.is_shared(theirs) && !child.comes_apart());
         let (own, _) = child.alloc(0, 1, 7, Memory::Asked).unwrap();
         assert_ne!(cluster_of(Entry::from_raw(own).unwrap()), cluster_of(Entry::from_raw(theirs).unwrap()));
         assert!(!child.is_shared(own));
@@ -636,5 +654,8 @@ mod tests {
         child.put(theirs, n);
         assert_eq!((child.swapped(), parent.count(theirs)), (1, Some(1)));
         assert!(child.locate(theirs).is_some());
+        // What was theirs may be leased from then on.
+        assert!(child.comes_apart() && !child.comes_apart());
+        assert!(!child.is_foreign(Entry::from_raw(theirs).unwrap()));
     }
 }

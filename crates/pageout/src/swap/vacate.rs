@@ -6,12 +6,11 @@
 //! taken from anybody for it: frames are made by eviction, or below the limit; where there are none it waits.
 
 use super::swapin::{Brought, Incoming};
-use super::Place;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
-use crate::slot::DeviceId;
+use crate::slot::{DeviceId, Entry};
 use crate::space::{BlockState, BLOCK_PAGES, TOP};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
@@ -49,7 +48,7 @@ impl<K: Kernel> Engine<K> {
             if !self.place.is_leaving(number) {
                 return Vacated::Not;
             }
-            if !self.vacate_block(incoming, block_start, id) {
+            if !self.vacate_block(incoming, block_start, |entry| entry.device() == Some(id)) {
                 break;
             }
         }
@@ -61,11 +60,29 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// The pages of one block; `false` when there is no room for them now.
-    fn vacate_block(&self, incoming: &mut Incoming, block_start: usize, id: DeviceId) -> bool {
+    /// One walk over all pages for those that are in slots of others, what a fork's child has inherited: `true` when none
+    /// is any more. As [`Engine::vacate`].
+    pub fn vacate_foreign(&self, incoming: &mut Incoming) -> bool {
+        for (block_start, _) in self.space.blocks(0, TOP) {
+            if self.place.foreign_names() == 0
+                || !self.vacate_block(incoming, block_start, |entry| self.place.is_foreign(entry))
+            {
+                break;
+            }
+        }
+        self.place.foreign_names() == 0
+    }
+
+    /// The pages of one block that are in slots which are `there`; `false` when there is no room for them now.
+    fn vacate_block(
+        &self,
+        incoming: &mut Incoming,
+        block_start: usize,
+        there: impl Fn(Entry) -> bool,
+    ) -> bool {
         let mut backoff = Backoff::new();
         let mut last = (BLOCK_PAGES, 0);
-        while let Some((low, high)) = self.detach(block_start, id) {
+        while let Some((low, high)) = self.detach(block_start, &there) {
             last = if last.0 == low { (low, last.1 + 1) } else { (low, 0) };
             if last.1 > TRIES {
                 break;
@@ -88,13 +105,12 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    /// Pages of a block that are in give up their names on the device. The first run of those that are out there.
-    fn detach(&self, block_start: usize, id: DeviceId) -> Option<(usize, usize)> {
+    /// Pages of a block that are in give up their names there. The first run of those that are out there.
+    fn detach(&self, block_start: usize, there: impl Fn(Entry) -> bool) -> Option<(usize, usize)> {
         let _regions = self.events.read();
         let mut block = self.space.block(block_start)?.lock();
-        let is_there = |word: Word, tag: Tag| {
-            word.tag() == tag && Place::at(word.payload()).is_some_and(|(device, _)| device == id)
-        };
+        let is_there =
+            |word: Word, tag: Tag| word.tag() == tag && Entry::from_raw(word.payload()).is_some_and(&there);
         for index in 0..BLOCK_PAGES {
             if is_there(block.word(index), Tag::Resident) {
                 self.give_up(&mut block, index);
