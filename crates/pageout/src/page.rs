@@ -93,9 +93,19 @@ impl Word {
         (self.0 >> TAG_BITS) & PAYLOAD_MASK
     }
 
+    /// Of a page of which nothing is known any more, after so many changes.
+    pub fn unknown(generation: u64) -> Word {
+        Word(generation << GENERATION_SHIFT)
+    }
+
+    /// How often it has changed.
+    pub fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT
+    }
+
     fn become_(self, tag: Tag, payload: u64) -> Word {
         debug_assert!(payload <= PAYLOAD_MASK);
-        let generation = (self.0 >> GENERATION_SHIFT).wrapping_add(1);
+        let generation = self.generation().wrapping_add(1);
         Word(tag as u64 | payload << TAG_BITS | generation << GENERATION_SHIFT)
     }
 
@@ -238,7 +248,7 @@ impl Word {
 
 impl core::fmt::Debug for Word {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{:?}({:#x})@{}", self.tag(), self.payload(), self.0 >> GENERATION_SHIFT)
+        write!(f, "{:?}({:#x})@{}", self.tag(), self.payload(), self.generation())
     }
 }
 

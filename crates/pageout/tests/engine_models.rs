@@ -197,11 +197,11 @@ fn events() {
         let habits =
             Habits { touch: 30, run: 30, mmap: 5, munmap: 5, dontneed: 15, mremap: 10, ..Habits::ALL };
         let world = World::new(plan(seed, Habits { free: 0, pin: 0, mprotect: 0, ..habits }), seed);
-        let adopts = |world: &Arc<World>| {
-            world.engine.measure();
+        let looks = |world: &Arc<World>| {
+            world.look();
             world.adopt();
         };
-        with_engine(&world, vec![Box::new(adopts)]);
+        with_engine(&world, vec![Box::new(looks)]);
     });
 }
 

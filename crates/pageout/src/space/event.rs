@@ -79,6 +79,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
             forget_page(engine, &mut block, index, &verb);
             index += 1;
         }
+        block.thinned = true;
         if to - from == BLOCK {
             // The page tables of what is unmapped go with it, and since Linux 6.14 those of what is discarded.
             (block.huge, block.table, block.splits) = (false, false, 0);
@@ -145,6 +146,7 @@ fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: 
             at += PAGE;
         }
         let mut block = block.lock();
+        block.thinned = true;
         if block.huge {
             block.is_split();
             engine.requeue_units(&mut block, block_start);

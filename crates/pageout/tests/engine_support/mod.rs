@@ -485,8 +485,7 @@ impl World {
             scope.spawn(move || until(stop, &mut also));
             scope.spawn(move || {
                 until(stop, || {
-                    self.engine.stock();
-                    self.engine.measure();
+                    self.look();
                     self.adopt();
                     self.engine.kernel.advance(100_000_000);
                 })
@@ -626,6 +625,12 @@ impl World {
         }
     }
 
+    /// What the watch does, but for adoption.
+    pub fn look(&self) {
+        self.engine.stock();
+        self.engine.unmanaged(self.engine.measure());
+    }
+
     fn one_engine_step(&self) {
         match self.below(12) {
             0..=4 => self.serve(),
@@ -633,8 +638,7 @@ impl World {
             6 => drop(self.evict(512)),
             7 | 8 => self.balance(),
             9 => {
-                self.engine.stock();
-                self.engine.measure();
+                self.look();
             }
             10 => self.engine.pump(),
             _ => self.adopt(),
