@@ -109,7 +109,8 @@ pub struct Life {
     unmanaged: u64,
     /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
     over: Option<(u64, u64, u64)>,
-    told_over: bool,
+    /// How much of it was told.
+    told_over: u64,
 }
 
 impl Life {
@@ -143,7 +144,7 @@ impl Life {
             hurried: false,
             unmanaged: 0,
             over: None,
-            told_over: false,
+            told_over: 0,
         }
     }
 
@@ -450,7 +451,7 @@ impl Life {
     }
 
     /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
-    /// user is told once.
+    /// user is told, and again when it is twice as much.
     fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
         let limit = self.settings.limit_bytes;
         let bytes = (engine.unmanaged(resident) * PAGE) as u64;
@@ -470,8 +471,8 @@ impl Life {
             // Told when it has come to rest: the figure is to be of use, and what is found late can go after all.
         } else if !settled {
             self.over = Some((from, now, stays));
-        } else if !self.told_over {
-            self.told_over = true;
+        } else if stays / 2 >= self.told_over {
+            self.told_over = stays;
             let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
             self.link.log(
                 1,
