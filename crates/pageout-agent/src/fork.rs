@@ -356,6 +356,10 @@ fn come_apart(keeper: &Keeper) {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: APART_NAP });
     }
     keeper.come_apart();
+    if names() > 0 {
+        // Not each time: it is full, or children live who have inherited the same.
+        GENERATIONS.store(MOST_GENERATIONS / 2, Ordering::Relaxed);
+    }
 }
 
 /// Pages may leave.

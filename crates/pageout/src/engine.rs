@@ -374,6 +374,10 @@ impl<K: Kernel> Engine<K> {
     ) -> Result<(), (usize, usize)> {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
+            // Else that may not be so, and what is new would be registered and taken for what is Gone.
+            if self.kernel.event_pending() {
+                return Err((from, from));
+            }
             // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
             // what is ours already changes nothing.
             let is_ours = self.kernel.register(from, to - from).is_ok();

@@ -36,6 +36,12 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
+    Trap::new(
+        "fork-mapped-over",
+        "forks while threads map over memory of theirs that is out",
+        fork_mapped_over,
+    )
+    .may_log(),
     Trap::new("fork-grown", "forks when what had grown in place is out", fork_grown).may_log(),
     Trap::new(
         "fork-collapsed",
@@ -588,6 +594,40 @@ fn fork_handlers(ctx: &Ctx) -> Outcome {
 }
 
 /// Memory that is mapped where other memory has just been is empty, though who unmapped that is still about it.
+fn fork_mapped_over(ctx: &Ctx) -> Outcome {
+    const THREADS: usize = 4;
+    let field = sys::map_aligned(2 * ctx.half(), BLOCK)?;
+    // It took a second or two, when what was mapped over was taken for lost.
+    let (deadline, ends) = (Instant::now() + 6 * ctx.time, AtomicBool::new(false));
+    let pieces: Vec<Span> = field.pieces(32 * PAGE).collect();
+    together(THREADS + 1, |me| {
+        if me == THREADS {
+            while Instant::now() < deadline {
+                sys::wait_for(sys::fork(|| Ok(()))?, 0)?;
+            }
+            ends.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let mut dice = Dice::new(me);
+        let mut written = vec![false; pieces.len()];
+        while !ends.load(Ordering::Relaxed) {
+            let number = dice.roll(pieces.len() / THREADS) * THREADS + me;
+            match (pieces[number], written[number]) {
+                (piece, false) => piece.fill(1),
+                (piece, true) if dice.roll(2) == 0 => piece.check(1)?,
+                (piece, true) => {
+                    sys::map_over(piece, sys::RW, 0)?;
+                    piece.page(dice.roll(piece.pages())).check_zero()?;
+                    written[number] = false;
+                    continue;
+                }
+            }
+            written[number] = true;
+        }
+        Ok(())
+    })
+}
+
 fn fork_newcomer(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 64;

@@ -936,6 +936,10 @@ impl Kernel for Simulated {
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         self.under_lock(true);
         self.meanwhile();
+        // The kernel looks at nothing then.
+        if self.state.lock().changing > 0 {
+            return Some((start, end));
+        }
         self.next(start, end, |page| page.registered)
     }
 

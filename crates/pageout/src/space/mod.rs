@@ -182,7 +182,7 @@ impl BlockState {
                 continue;
             }
             let newest = unit.words.iter().map(|word| word.generation()).max();
-            self.generation = self.generation.max(newest.unwrap_or(0) + 1);
+            self.generation = Word::unknown(self.generation.max(newest.unwrap_or(0) + 1)).generation();
             empty[place] = slot.take();
         }
         empty
