@@ -144,7 +144,7 @@ impl Bequests {
         self.waiting.len()
     }
 
-    /// The same, for something on this device?
+    /// Does one have to come for something on this device?
     pub fn is_awaited_on(&self, device: usize) -> bool {
         self.waiting.iter().any(|waiting| waiting.bequest.devices & 1 << device != 0)
     }

@@ -593,7 +593,6 @@ fn fork_handlers(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
-/// Memory that is mapped where other memory has just been is empty, though who unmapped that is still about it.
 fn fork_mapped_over(ctx: &Ctx) -> Outcome {
     const THREADS: usize = 4;
     let field = sys::map_aligned(2 * ctx.half(), BLOCK)?;
@@ -628,6 +627,7 @@ fn fork_mapped_over(ctx: &Ctx) -> Outcome {
     })
 }
 
+/// Memory that is mapped where other memory has just been is empty, though who unmapped that is still about it.
 fn fork_newcomer(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 64;

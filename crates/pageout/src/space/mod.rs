@@ -105,9 +105,7 @@ impl Unit {
         let is = |page: &usize| self.words[*page].tag() == tag;
         (0..UNIT_PAGES).filter(is).fold(0, |bits, page| bits | 1 << page)
     }
-}
 
-impl Unit {
     /// Nothing is known of it, and nobody holds it.
     fn is_empty(&self) -> bool {
         self.held == 0 && self.words.iter().all(|word| word.tag() == Tag::None && word.is_unknown())
@@ -172,9 +170,6 @@ impl BlockState {
     /// Takes out the units of which nothing is known. What is queued goes later, when its turn has come.
     fn take_empty(&mut self) -> Units {
         let mut empty = NO_UNITS;
-        if !core::mem::take(&mut self.thinned) {
-            return empty;
-        }
         for (place, slot) in self.units.iter_mut().enumerate() {
             let Some(unit) = slot.as_ref().filter(|unit| unit.is_empty()) else { continue };
             if unit.usage.queued {
@@ -379,7 +374,8 @@ impl Space {
             let mut block = block.lock();
             resident += block.resident as usize;
             out += block.out as usize;
-            let empty = block.take_empty();
+            // Most have none: this walk is taken often.
+            let empty = core::mem::take(&mut block.thinned).then(|| block.take_empty());
             drop(block);
             drop(empty);
         }

@@ -19,6 +19,7 @@ use crate::engine::{Engine, Key};
 use crate::kernel::{Kernel, Partial};
 use crate::page::Tag;
 use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
+use crate::swap::moved::sides;
 use crate::swap::swapout::is_zero;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::WriteGuard;
@@ -74,10 +75,9 @@ pub struct Heirloom {
     pub sum: [u64; 2],
 }
 
-/// Where something was, or is, that has changed.
-fn sides(changes: &[Change]) -> impl Iterator<Item = Region> + '_ {
-    let sides = changes.iter().map(|change| change.sides());
-    sides.flat_map(|(from, to)| core::iter::once(from).chain(to)).map(|(start, end)| Region { start, end })
+/// The addresses that changes are about.
+fn touched(changes: &[Change]) -> impl Iterator<Item = Region> + '_ {
+    changes.iter().flat_map(|change| sides(*change)).map(|(start, end)| Region { start, end })
 }
 
 impl<K: Kernel> Engine<K> {
@@ -122,14 +122,15 @@ impl<K: Kernel> Engine<K> {
 
     /// Marks all regions, and nothing else; what is Gone is one by then, if it is there.
     fn mark(&self, regions: &mut Regions) -> bool {
-        regions.write_down();
-        let mut left = self.adopt_gone(regions);
-        left.extend(regions.iter());
+        let mut left: Vec<Region> = regions.iter().collect();
         for _ in 0..MOST_MARKS {
+            regions.write_down();
+            self.read_all(regions, |_| ());
+            left.extend(self.adopt_gone(regions));
             let changes = regions.written_down();
             // What came there since was marked in its place.
-            self.unmark(sides(&changes));
-            left.extend(sides(&changes));
+            self.unmark(touched(&changes));
+            left.extend(touched(&changes));
             left.retain(|Region { start, end }| {
                 let mut parts = regions.within(*start, *end);
                 !parts.all(|part| self.kernel.mark(part.start, part.end - part.start, true).is_ok())
@@ -138,9 +139,6 @@ impl<K: Kernel> Engine<K> {
             if changes.is_empty() && !self.kernel.event_pending() {
                 return left.is_empty();
             }
-            regions.write_down();
-            self.read_all(regions, |_| ());
-            left.extend(self.adopt_gone(regions));
         }
         false
     }
@@ -160,7 +158,7 @@ impl<K: Kernel> Engine<K> {
         self.unmark(regions.iter());
         let changes = regions.written_down();
         // What was not unmapped after all.
-        self.unmark(sides(&changes));
+        self.unmark(touched(&changes));
         changes
     }
 

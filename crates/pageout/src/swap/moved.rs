@@ -250,7 +250,7 @@ fn reach(change: Change, marked: &Regions) -> impl Iterator<Item = (usize, usize
 }
 
 /// The addresses that a change is about.
-fn sides(change: Change) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn sides(change: Change) -> impl Iterator<Item = (usize, usize)> {
     let (from, to) = change.sides();
     core::iter::once(from).chain(to)
 }

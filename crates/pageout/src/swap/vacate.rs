@@ -4,6 +4,8 @@
 //! become fewer: a page that comes in loses its name there, and so does one that is in and kept it. What is with
 //! others meanwhile (a fault that reads it, an evictor that has not settled it) is found by a later walk. Nothing is
 //! taken from anybody for it: frames are made by eviction, or below the limit; where there are none it waits.
+//!
+//! What a fork's child has inherited leaves the slots of others in the same way.
 
 use super::swapin::{Brought, Incoming};
 use crate::engine::Engine;

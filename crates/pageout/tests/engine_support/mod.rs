@@ -637,9 +637,7 @@ impl World {
             5 => drop(self.evict(1 + self.below(64))),
             6 => drop(self.evict(512)),
             7 | 8 => self.balance(),
-            9 => {
-                self.look();
-            }
+            9 => self.look(),
             10 => self.engine.pump(),
             _ => self.adopt(),
         }
