@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -49,9 +49,9 @@ impl Run {
     pub fn switch(&self, off: bool, what: &Value) -> Result<()> {
         let file = sys::file_of(c"pageout-switch", what.to_string().as_bytes())?;
         let message = Message::new(Kind::Switch, off.into(), 0, 0);
-        match sys::send(self.socket.as_fd(), message.as_bytes(), &[file.as_fd()]) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => bail!("the tree has ended"),
-            sent => Ok(sent?),
+        match self.send(&message, &[file.as_fd()])? {
+            true => Ok(()),
+            false => bail!("the tree has ended"),
         }
     }
 
@@ -81,11 +81,21 @@ impl Run {
 
     /// Asks, and waits for the answer; none once the run has ended.
     fn ask(&self, question: &Message) -> Result<Option<(Kind, Message, Vec<OwnedFd>)>> {
-        match sys::send(self.socket.as_fd(), question.as_bytes(), &[]) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
-            sent => sent?,
+        match self.send(question, &[])? {
+            true => self.hear(Some(Instant::now() + PATIENCE)),
+            false => Ok(None),
         }
-        self.hear(Some(Instant::now() + PATIENCE))
+    }
+
+    /// Says something; false if the run has ended, also if it did before it knew of this connection (a reset).
+    fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<bool> {
+        match sys::send(self.socket.as_fd(), message.as_bytes(), fds) {
+            Ok(()) => Ok(true),
+            Err(error) => match error.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(false),
+                _ => Err(error.into()),
+            },
+        }
     }
 
     /// The next message.
@@ -198,4 +208,22 @@ pub fn one(id: Option<&str>) -> Result<(Run, View)> {
 fn has((run, view): &(Run, View), pid: i32) -> bool {
     let known = [run.pid, view.run, view.main].contains(&pid);
     known || view.processes.iter().any(|process| process.pid() == pid) || tree::descends_from(pid, run.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_ends_before_it_takes_a_connection_has_ended() {
+        let path = std::env::temp_dir().join(format!("pageout-runs-{}", std::process::id()));
+        let listener = sys::listen_at(&path).unwrap();
+        let run = || Run { socket: sys::connect_to(&path).unwrap(), pid: 1 };
+        let (looks, switches) = (run(), run());
+        drop(listener);
+        fs::remove_file(&path).unwrap();
+        assert!(looks.look().unwrap().is_none());
+        let why = switches.switch(true, &serde_json::json!({})).unwrap_err();
+        assert_eq!(why.to_string(), "the tree has ended");
+    }
 }
