@@ -3,10 +3,10 @@
 mod engine_support;
 
 use engine_support::program::{Habits, Program};
+use engine_support::schedule::*;
 use engine_support::{Deed, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
-use pageout::engine::Swapin;
 use pageout::fault::Server;
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
@@ -15,87 +15,10 @@ use pageout::sync::atomic::Ordering::Relaxed;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Three threads; what they do is said, not left to chance. All memory is managed from the start.
-fn world(plan: impl Fn(Plan) -> Plan) -> Arc<World> {
-    let world = World::new(plan(base()), 1);
-    world.program.lock().unwrap().zeros = false;
-    world.adopt();
-    world.engine.measure();
-    world
-}
-
-fn base() -> Plan {
-    Plan {
-        blocks: 2,
-        chunks: 10,
-        huge: 0,
-        threads: 3,
-        limit_pages: 1024,
-        slots: 16384,
-        swapin: Swapin::Auto,
-        max_order: 9,
-        partial: 0,
-        short: 0,
-        meanwhile: 0,
-        nested: 0,
-        slow: false,
-        rotational: false,
-        real: false,
-        executable: 0,
-        inline: false,
-        habits: Habits { bare: true, ..Habits::ALL },
-    }
-}
-
-fn touch(world: &World, thread: usize, page: usize, n: usize, write: bool) {
-    let mut program = world.program.lock().unwrap();
-    program.start_touch(thread, page, n, write);
-    program.step_thread(&world.engine.kernel, thread);
-}
-
-fn step(world: &World, thread: usize) {
-    let mut program = world.program.lock().unwrap();
-    program.ending = true;
-    program.step_thread(&world.engine.kernel, thread);
-}
-
-/// Pages are written, then all leave.
-fn write_and_evict(world: &World, page: usize, n: usize) {
-    touch(world, 0, page, n, true);
-    world.settle();
-    evict_all(world);
-    assert!(world.engine.place.swapped() > 0);
-}
-
-/// Everything that can leave does; what was used lately has its second chances first.
-fn evict_all(world: &World) {
-    for _ in 0..8 {
-        world.evict(512);
-    }
-}
-
-/// A thread that is in a system call runs whenever the engine calls the kernel.
-fn returns(thread: usize) -> Deed {
-    Box::new(move |world| {
-        step(world, thread);
-        if world.engine.kernel.changing() > 0 {
-            *world.at_call.lock().unwrap() = Some((0, returns(thread)));
-        }
-    })
-}
-
 /// The page's event is queued, and its caller runs whenever the engine calls the kernel.
 fn event_meanwhile(world: &World) {
     world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 4));
     *world.at_call.lock().unwrap() = Some((0, returns(1)));
-}
-
-/// Everybody ends what they began, all memory holds what it should, and the engine's books are right.
-fn end(world: &World) {
-    world.settle();
-    world.check();
-    world.read_all();
-    world.check();
 }
 
 #[test]
@@ -582,41 +505,6 @@ fn a_page_is_rescued_while_it_is_written() {
     end(&world);
 }
 
-#[test]
-fn a_huge_page_leaves_whole_and_comes_back() {
-    let habits = Habits { huge: true, ..Habits::ACCESS };
-    let world = world(|plan| Plan { huge: 2, habits, swapin: Swapin::Always, ..plan });
-    let _on_failure = OnFailure(&world);
-    touch(&world, 0, 0, 1024, true);
-    world.settle();
-    for _ in 0..4 {
-        world.evict(512);
-        world.check();
-    }
-    end(&world);
-    let stats = world.engine.stats;
-    assert!(
-        stats.thp_swpout.load(Relaxed) > 0
-            || !world.engine.kernel.is_huge(world.engine.kernel.program_base())
-    );
-}
-
-/// Blocks where the kernel gives huge pages, in memory for half of them.
-fn advised(blocks: usize, seed: u64) -> Arc<World> {
-    let habits = Habits { huge: true, ..Habits::ACCESS };
-    let limit_pages = blocks as i64 / 2 * 512;
-    let slots = base().slots.max(blocks as u64 * 1024);
-    let plan = Plan { blocks, chunks: 50, huge: blocks / 2, limit_pages, slots, habits, ..base() };
-    let world = World::new(plan, seed);
-    world.program.lock().unwrap().zeros = false;
-    let kernel = &world.engine.kernel;
-    let mut mmap = kernel.mmap(kernel.program_base(), blocks * 512 * 4096, true);
-    assert!(kernel.advance_call(&mut mmap));
-    world.adopt();
-    world.engine.measure();
-    world
-}
-
 /// Writes all of some blocks, one after another.
 fn walk_once(world: &World, blocks: usize) {
     for block in 0..blocks {
@@ -842,22 +730,6 @@ fn where_faults_leave_page_tables_no_huge_page_is_made_for_long() {
     assert!(all > 4 * 512 && whole == 0, "{whole} of {all} pages");
     assert!(world.engine.stats.thp_collapse_alloc.load(Relaxed) <= 6);
     assert!(world.engine.stats.thp_swpout.load(Relaxed) <= 12);
-    end(&world);
-}
-
-#[test]
-fn s4_6_a_huge_page_leaves_whole_unless_a_part_of_it_is_gone() {
-    let world = advised(2, 1);
-    let _on_failure = OnFailure(&world);
-    touch(&world, 0, 0, 1024, true);
-    world.settle();
-    world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (100, 20));
-    world.settle();
-    evict_all(&world);
-    let stats = world.engine.stats;
-    let pieces = (stats.thp_swpout.load(Relaxed), stats.thp_swpout_fallback.load(Relaxed));
-    assert_eq!((pieces, world.engine.place.swapped()), ((1, 0), 1004));
-    world.engine.measure();
     end(&world);
 }
 

@@ -3,6 +3,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::Mutex;
 
 use pageout::slot::*;
 
@@ -31,12 +32,16 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
+/// The counters are the process's: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn owner(page: u64) -> Owner {
     Owner { space: 1, page }
 }
 
 #[test]
 fn tables_come_with_use_and_go_with_it() {
+    let _alone = ALONE.lock();
     let before = BYTES.load(Relaxed);
     let held = || BYTES.load(Relaxed) - before;
     let slots = Slots::new(2);
@@ -87,4 +92,33 @@ fn tables_come_with_use_and_go_with_it() {
     slots.put(run, 16).unwrap();
     assert!(slots.swapoff_begin(id));
     slots.swapoff_end(id).unwrap();
+}
+
+/// Parts of a huge entry are named, given up and freed one by one; what names one slot too few or too many changes nothing.
+#[test]
+fn s1_5_a_huge_entry_is_split_without_memory_and_cannot_fail() {
+    let _alone = ALONE.lock();
+    let slots = Slots::new(1);
+    let id = slots.swapon(DeviceConfig { first: 1, ..DeviceConfig::new(64 * TRUNK_SLOTS) }).unwrap();
+    let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
+    let count = |slot: usize| slots.look(run.at(slot)).map(|(_, count)| count);
+    let calls = CALLS.load(Relaxed);
+    slots.dup(run.at(100), 12).unwrap();
+    assert_eq!([99, 100, 111, 112].map(count), [Ok(1), Ok(2), Ok(2), Ok(1)]);
+    slots.put(run.at(50), 1).unwrap();
+    assert_eq!(slots.dup(run, CLUSTER_SLOTS), Err(DupError::Wrong(WrongEntry::FreeSlot(run.at(50)))));
+    assert_eq!(slots.put(run, CLUSTER_SLOTS), Err(WrongEntry::FreeSlot(run.at(50))));
+    assert_eq!([49, 51, 100, 511].map(count), [Ok(1), Ok(1), Ok(2), Ok(1)]);
+    slots.put(run.at(100), 12).unwrap();
+    (0..CLUSTER_SLOTS).filter(|&slot| slot != 50).for_each(|slot| slots.put(run.at(slot), 1).unwrap());
+    assert_eq!(CALLS.load(Relaxed), calls, "memory was asked for");
+    // An overflow in the middle takes memory of its own, for as long as it lasts.
+    let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
+    let count = |slot: usize| slots.look(run.at(slot)).map(|(_, count)| count);
+    (0..300).for_each(|_| slots.dup(run.at(200), 1).unwrap());
+    slots.dup(run, CLUSTER_SLOTS).unwrap();
+    assert_eq!([199, 200, 201].map(count), [Ok(2), Ok(302), Ok(2)]);
+    (0..300).for_each(|_| slots.put(run.at(200), 1).unwrap());
+    (0..2).for_each(|_| slots.put(run, CLUSTER_SLOTS).unwrap());
+    assert_eq!(slots.usage(id).unwrap().used, 0);
 }

@@ -146,7 +146,7 @@ impl<K: Kernel> Engine<K> {
         window: (usize, usize),
         whole: bool,
     ) -> Brought {
-        let (n, buffer) = {
+        let (n, buffer, all) = {
             let _regions = self.events.read();
             let block = self.space.block(block_start).expect("block of a swapped page");
             let mut block = block.lock();
@@ -156,7 +156,8 @@ impl<K: Kernel> Engine<K> {
                 return Brought::Done(index + 1);
             }
             let n = incoming.gather(&block, index, window, self.is_quick());
-            let as_one = n == BLOCK_PAGES && self.comes_whole(&block);
+            let all = n == BLOCK_PAGES;
+            let as_one = all && self.comes_whole(&block);
             let (n, buffer) = match as_one.then(|| self.take_huge()).flatten() {
                 Some(huge) => (n, Buffer::Huge(huge)),
                 None if as_one && whole && self.config.huge => return Brought::NoHuge,
@@ -174,10 +175,15 @@ impl<K: Kernel> Engine<K> {
                 incoming.words[i] = word;
                 incoming.sums[i] = block.sum(at);
             }
-            (n, buffer)
+            (n, buffer, all)
         };
         self.read(incoming, n, &buffer);
-        let brought = self.arrive(incoming, block_start, n, index, &buffer);
+        let (brought, is_huge) = self.arrive(incoming, block_start, n, index, &buffer);
+        if is_huge {
+            Stats::add(&self.stats.thp_swpin, 1);
+        } else if all {
+            Stats::add(&self.stats.thp_swpin_fallback, 1);
+        }
         Stats::add(&self.stats.pswpin, n as u64);
         incoming.ahead = n as u16 - 1;
         Stats::add(&self.stats.swap_ra, n as u64 - 1);
@@ -275,7 +281,7 @@ impl<K: Kernel> Engine<K> {
             .is_some_and(|(device, at)| unsafe { device.read_vectored(at, &[(address, PAGE)]).is_ok() })
     }
 
-    /// Maps what was read where it still belongs.
+    /// Maps what was read where it still belongs. Whether that is a huge page now.
     fn arrive(
         &self,
         incoming: &mut Incoming,
@@ -283,7 +289,7 @@ impl<K: Kernel> Engine<K> {
         n: usize,
         asked: usize,
         buffer: &Buffer,
-    ) -> Brought {
+    ) -> (Brought, bool) {
         let mut regions = self.events.read();
         let of_page = self.space.block(block_start).expect("block of a busy page");
         let mut block = of_page.lock();
@@ -380,11 +386,6 @@ impl<K: Kernel> Engine<K> {
             let first = run[0] as usize;
             self.used(&mut block, block_start, first..first + run.len(), alone);
         }
-        if whole {
-            Stats::add(&self.stats.thp_swpin, 1);
-        } else if n == BLOCK_PAGES {
-            Stats::add(&self.stats.thp_swpin_fallback, 1);
-        }
         drop(block);
         drop(regions);
         match buffer {
@@ -392,7 +393,7 @@ impl<K: Kernel> Engine<K> {
             Buffer::Huge(huge) => _ = self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
             Buffer::Small(_) => {}
         }
-        brought
+        (brought, whole)
     }
 
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).

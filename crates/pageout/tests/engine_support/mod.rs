@@ -4,8 +4,9 @@
 #![allow(dead_code)]
 
 pub mod program;
+pub mod schedule;
 
-use pageout::device::faulty::FaultyDevice;
+use pageout::device::faulty::{FaultyDevice, Operation};
 use pageout::device::{Device, Errno, FileDevice, Kind, Run};
 use pageout::engine::{Config, Engine, Key, Swapin};
 use pageout::fault::Server;
@@ -104,6 +105,12 @@ struct Hooked {
 }
 
 impl Hooked {
+    fn record(&self, operation: Operation, at: u64, len: usize) {
+        if let Some(world) = self.world.get().and_then(Weak::upgrade) {
+            world.requests.lock().unwrap().push((operation, at, len));
+        }
+    }
+
     fn others(&self) {
         if let Some(world) = self.world.get().and_then(Weak::upgrade) {
             let then = world.at_device.lock().unwrap().take();
@@ -121,6 +128,7 @@ impl Device for Hooked {
     }
 
     unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
+        self.record(Operation::Read, at, parts.iter().map(|(_, len)| len).sum());
         self.others();
         let result = unsafe { self.inner.read_vectored(at, parts) };
         if let Some(world) = self.world.get().and_then(Weak::upgrade).filter(|world| world.plan.slow) {
@@ -131,6 +139,7 @@ impl Device for Hooked {
     }
 
     unsafe fn write_batch(&self, runs: &[Run], results: &mut [Result<(), Errno>]) {
+        runs.iter().for_each(|run| self.record(Operation::Write, run.at, run.len));
         self.others();
         unsafe { self.inner.write_batch(runs, results) };
         self.others();
@@ -228,12 +237,15 @@ pub struct World {
     servers: Mutex<Vec<Server>>,
     seats: Mutex<Vec<Server>>,
     outs: Mutex<Vec<Outgoing>>,
+    /// What the devices were asked for: where, and how many bytes.
+    pub requests: Mutex<Vec<(Operation, u64, usize)>>,
     /// What a schedule does at the next request to the device.
     pub at_device: Mutex<Option<Deed>>,
     /// What a schedule does after so many more calls of the kernel.
     pub at_call: Mutex<Option<(usize, Deed)>>,
     random: Mutex<Random>,
-    calls: AtomicUsize,
+    /// How often the engine called the kernel, since somebody last waited for it.
+    pub calls: AtomicUsize,
     depth: AtomicUsize,
 }
 
@@ -311,6 +323,7 @@ impl World {
             servers: Mutex::default(),
             seats: Mutex::default(),
             outs: Mutex::default(),
+            requests: Mutex::default(),
             at_device: Mutex::default(),
             at_call: Mutex::default(),
             random: Mutex::new(Random(seed ^ 0x5eed)),
