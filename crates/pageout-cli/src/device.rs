@@ -18,7 +18,7 @@ use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL,
 
 use crate::memory;
 use crate::say;
-use crate::sys::{self, FileSystem};
+use crate::sys;
 
 /// Bytes of a page, and so of a slot.
 pub const PAGE: u64 = 4096;
@@ -84,7 +84,7 @@ impl Device {
         let path = path_of(spec);
         let is_memory = spec.place == Place::Memory;
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let grows = !is_block_device && FileSystem::of(&link).is_ok_and(|system| !system.is_memory());
+        let grows = !is_block_device && sys::file_system(&link).is_ok_and(|system| !system.in_memory);
         Ok(Self {
             file,
             name,
@@ -507,16 +507,19 @@ fn unlinked_file(directory: &Path) -> io::Result<File> {
 /// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory.
 fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
     let shown = place.display();
-    let room = FileSystem::of(place)
+    let room = sys::file_system(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
-    if room.is_memory() {
+    if room.in_memory {
         let remedy = match spec.place {
             Place::Path(_) => "name a file on a disk",
             _ => "set TMPDIR to a directory on a disk, or name a file with --swap",
         };
-        say::warning(format_args!("{shown}: on tmpfs, so what is swapped out stays in memory; {remedy}"));
+        say::warning(format_args!(
+            "{shown}: on {}, so what is swapped out stays in memory; {remedy}",
+            room.name
+        ));
     }
-    let free = Bytes(room.free_bytes);
+    let free = Bytes(room.free);
     if let Some(size) = spec.size {
         if size > free {
             bail!("{shown}: size={size}, but its file system has only {free} free; free some, or give less");
@@ -524,7 +527,7 @@ fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
         return Ok(size);
     }
     // Some is left for others; of a small file system, half.
-    let reserve = (room.total_bytes / 20).max(1 << 30).min(free.0 / 2);
+    let reserve = (room.total / 20).max(1 << 30).min(free.0 / 2);
     let size = Bytes((free.0 - reserve) / LEAST.0 * LEAST.0);
     if size < LEAST {
         let how = if free < LEAST { "free some" } else { "free some, or give size=64M" };

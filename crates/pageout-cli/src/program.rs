@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::sys::{self, FileSystem};
+use crate::sys;
 
 /// Exit status for a program that is there but cannot be run.
 pub const NOT_EXECUTABLE: i32 = 126;
@@ -200,7 +200,7 @@ fn interpreter(line: &[u8]) -> Option<PathBuf> {
 
 /// What makes the kernel start a program in secure mode, where LD_PRELOAD is ignored.
 fn gains_privileges(path: &Path, file: &File) -> std::io::Result<Option<Obstacle>> {
-    if sys::no_new_privs() || FileSystem::of(path)?.has(libc::ST_NOSUID) {
+    if sys::no_new_privs() || sys::file_system(path)?.nosuid {
         return Ok(None);
     }
     let about = file.metadata()?;

@@ -16,6 +16,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
+use pageout::device::FileSystem;
+
 /// Minus one means: look at errno.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -86,49 +88,9 @@ pub fn has_xattr(path: &Path, name: &CStr) -> bool {
     )
 }
 
-/// A file system, as `statfs` and `statvfs` tell it.
-#[derive(Debug, Clone, Copy)]
-pub struct FileSystem {
-    /// Bytes that the caller may still fill.
-    pub free_bytes: u64,
-    /// Bytes in all.
-    pub total_bytes: u64,
-    /// Its magic number.
-    pub magic: i64,
-    /// `ST_NOEXEC`, `ST_NOSUID`, ...
-    pub flags: u64,
-}
-
-impl FileSystem {
-    /// The file system that `path` lies on.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        let path = c_path(path)?;
-        let mut kind = MaybeUninit::<libc::statfs>::zeroed();
-        let mut room = MaybeUninit::<libc::statvfs>::zeroed();
-        // SAFETY: `path` ends with zero, both buffers have room for what is written; zeroed is valid for both.
-        let (kind, room) = unsafe {
-            check(libc::statfs(path.as_ptr(), kind.as_mut_ptr()))?;
-            check(libc::statvfs(path.as_ptr(), room.as_mut_ptr()))?;
-            (kind.assume_init(), room.assume_init())
-        };
-        Ok(Self {
-            free_bytes: room.f_bavail.saturating_mul(room.f_frsize),
-            total_bytes: room.f_blocks.saturating_mul(room.f_frsize),
-            magic: kind.f_type,
-            flags: room.f_flag,
-        })
-    }
-
-    /// Whether what is written there stays in memory (tmpfs, ramfs).
-    pub fn is_memory(&self) -> bool {
-        const RAMFS_MAGIC: i64 = 0x8584_58f6;
-        self.magic == libc::TMPFS_MAGIC || self.magic == RAMFS_MAGIC
-    }
-
-    /// Whether it is mounted with one of `flags` (`libc::ST_NOEXEC`, ...).
-    pub fn has(&self, flags: libc::c_ulong) -> bool {
-        self.flags & flags != 0
-    }
+/// The file system that `path` lies on.
+pub fn file_system(path: &Path) -> io::Result<FileSystem> {
+    FileSystem::of_path(&c_path(path)?).map_err(|errno| io::Error::from_raw_os_error(errno.raw_os_error()))
 }
 
 /// Refuses a file that is shorter than `len`, or could be cut: reading it where it lies would raise SIGBUS.

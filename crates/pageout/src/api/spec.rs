@@ -6,6 +6,7 @@ use core::fmt;
 use std::format;
 use std::path::{Path, PathBuf};
 use std::string::String;
+use std::vec::Vec;
 
 /// Disks may be named by these tags, as swapon(8) takes them.
 const TAGS: [&str; 4] = ["UUID", "LABEL", "PARTUUID", "PARTLABEL"];
@@ -78,8 +79,15 @@ impl Spec {
             Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
         };
         let mut spec = Self { place, discard: false, ..Self::unnamed() };
+        let mut given = Vec::new();
         for part in parts {
-            match part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value))) {
+            let (name, value) =
+                part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
+            if given.contains(&name) {
+                return Err(format!("{name} is given twice; give it once"));
+            }
+            given.push(name);
+            match (name, value) {
                 ("size", Some(value)) => match value.parse() {
                     Ok(size) => spec.size = Some(size),
                     Err(_) => return Err(format!("size={value}: takes a size like 8G, less than 16E")),
@@ -134,6 +142,7 @@ mod tests {
         assert_eq!(says("mem,discard=1"), format!("discard=1: {takes}"));
         assert_eq!(says("a,size=x"), "size=x: takes a size like 8G, less than 16E");
         assert_eq!(says("lz4,size=1G"), "no memory is compressed yet; name a file of that name as ./lz4");
+        assert_eq!(says("a,size=1G,pri=1,size=2G"), "size is given twice; give it once");
         assert_eq!(says("a,pri=99999"), "pri=99999: takes a number from -1 to 32767");
     }
 }

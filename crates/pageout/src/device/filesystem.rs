@@ -3,7 +3,7 @@
 use super::Errno;
 use core::ffi::CStr;
 use rustix::fd::AsFd;
-use rustix::fs::{fstatfs, statfs, StatFs};
+use rustix::fs::{fstatfs, statfs, StatFs, StatVfsMountFlags};
 
 /// A file system, as far as swapping to it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +12,12 @@ pub struct FileSystem {
     pub name: &'static str,
     /// Bytes that an ordinary user can still write.
     pub free: u64,
+    /// Bytes in all.
+    pub total: u64,
     /// Its files are memory: swapping to them frees nothing.
     pub in_memory: bool,
+    /// Programs there gain no rights by their set-user-ID bits (mounted `nosuid`).
+    pub nosuid: bool,
 }
 
 /// The kernel's numbers (`linux/magic.h` and, for those that are missing there, the file systems' sources).
@@ -54,7 +58,10 @@ impl FileSystem {
             .iter()
             .find(|entry| entry.0 == magic)
             .map_or(("unknown", false), |&(_, name, in_memory)| (name, in_memory));
-        let free = found.f_bavail.saturating_mul(found.f_bsize as u64);
-        Self { name, free, in_memory }
+        let block = if found.f_frsize > 0 { found.f_frsize } else { found.f_bsize } as u64;
+        let bytes = |blocks: u64| blocks.saturating_mul(block);
+        let nosuid =
+            StatVfsMountFlags::from_bits_retain(found.f_flags as u64).contains(StatVfsMountFlags::NOSUID);
+        Self { name, free: bytes(found.f_bavail), total: bytes(found.f_blocks), in_memory, nosuid }
     }
 }
