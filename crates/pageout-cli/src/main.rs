@@ -31,6 +31,7 @@ mod sys;
 mod table;
 mod tree;
 mod trunks;
+mod unlimited;
 mod view;
 
 use std::ffi::OsString;

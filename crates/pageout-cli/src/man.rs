@@ -32,8 +32,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
-             into it (static, setuid, cleared environment), is not counted; once it has run for a second it is said, once for each \
-             program, or killed with --strict. With --memory max nothing is limited, counted or swapped. What another \
+             into it (static, setuid, cleared environment), is said once it has run for a second, once for each program, and \
+             its memory counts from then on, as what cannot go; or it is killed with --strict. With --memory max nothing is limited, counted or swapped. What another \
              pageout run started below keeps that one's limit.",
         ],
     ),

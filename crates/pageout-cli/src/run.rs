@@ -166,8 +166,8 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
             }
         }
         if strays.due_in().is_zero() {
-            let known = server.known();
-            strays.look(&known, |name| server.has_told_of(name));
+            let found = strays.look(&server.known(), |name| server.has_told_of(name));
+            server.cannot_limit(found);
         }
     }
 }

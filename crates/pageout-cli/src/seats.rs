@@ -21,6 +21,8 @@ pub struct Seats {
     mapping: Mapping,
     limit: u64,
     taken: Vec<bool>,
+    /// The seat of all that have no limit, while they have something.
+    unlimited: Option<usize>,
     /// By seat: pages that had come back at the last division.
     came_back: Vec<u64>,
     next: Instant,
@@ -36,6 +38,7 @@ impl Seats {
             mapping,
             limit,
             taken: Vec::new(),
+            unlimited: None,
             came_back: Vec::new(),
             next: Instant::now() + ALONE,
         })
@@ -75,6 +78,21 @@ impl Seats {
         self.taken[seat] = false;
     }
 
+    /// What those have together that have no limit. Nothing can be had of them: their share is what they use.
+    pub fn tell_unlimited(&mut self, bytes: u64) {
+        if bytes == 0 {
+            let seat = self.unlimited.take();
+            return self.leave(seat);
+        }
+        if self.unlimited.is_none() {
+            self.unlimited = self.take();
+        }
+        if let Some(seat) = self.unlimited.map(|seat| self.tree().seat(seat)) {
+            seat.set_share(bytes);
+            seat.tell(bytes, bytes, false);
+        }
+    }
+
     /// Until the next division.
     pub fn due_in(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
@@ -89,13 +107,14 @@ impl Seats {
             seats.push(seat);
             parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
         }
-        divide(self.limit, &mut parts);
+        let unlimited = self.unlimited.map_or(0, |seat| self.tree().seat(seat).used());
+        divide(self.limit.saturating_sub(unlimited), &mut parts);
         for (seat, (_, share, _)) in seats.iter().zip(&parts) {
             self.tree().seat(*seat).set_share(*share);
         }
         self.next = Instant::now()
             + match seats.len() {
-                0 | 1 => ALONE,
+                0 | 1 if self.unlimited.is_none() => ALONE,
                 _ if self.tree().used() < self.limit / 2 => SELDOM,
                 _ => OFTEN,
             };

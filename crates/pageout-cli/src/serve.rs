@@ -30,6 +30,7 @@ use crate::seats::Seats;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
 use crate::trunks::Trunk;
+use crate::unlimited::Unlimited;
 use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
@@ -61,9 +62,8 @@ pub struct Server {
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
     /// Programs that cannot be limited, by their names, which were told of.
-    unlimited: HashSet<String>,
-    /// Processes whose keeper stepped aside on purpose: number and start.
-    aside: Vec<(i32, u64)>,
+    told_unlimited: HashSet<String>,
+    unlimited: Unlimited,
     mounts: Mounts,
     bequests: Bequests,
     settings: Settings,
@@ -216,8 +216,8 @@ impl Server {
             told_seatless: false,
             connections: Vec::new(),
             leaving: Vec::new(),
-            unlimited: HashSet::new(),
-            aside: Vec::new(),
+            told_unlimited: HashSet::new(),
+            unlimited: Unlimited::default(),
             mounts: Mounts::new(devices),
             bequests: Bequests::default(),
             report: Report::new(page.stats(), settings.limit_bytes),
@@ -259,10 +259,7 @@ impl Server {
         let connected =
             self.connections.iter().filter_map(|c| c.client.as_ref()).map(|client| of(client, None));
         let leaving = self.leaving.iter().map(|leaving| of(&leaving.client, Some(State::Ending)));
-        let aside = self.aside.iter().filter_map(|(pid, started)| {
-            let process = Process::of(*pid).filter(|now| now.started == *started)?;
-            Some(ProcessView::unlimited(process))
-        });
+        let unlimited = self.unlimited.living(false).into_iter().map(ProcessView::unlimited);
         View {
             run: std::process::id() as i32,
             main: self.program.0,
@@ -270,7 +267,7 @@ impl Server {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             limit_bytes: self.settings.limit_bytes,
             devices: self.mounts.iter().map(|(number, mount)| DeviceView::of(mount, used(number))).collect(),
-            processes: connected.chain(leaving).chain(aside).collect(),
+            processes: connected.chain(leaving).chain(unlimited).collect(),
             ended: self.report.total().json(),
         }
     }
@@ -281,17 +278,22 @@ impl Server {
     }
 
     /// Processes that are accounted for: those that are served or need not be, and their keepers.
-    pub fn known(&mut self) -> HashSet<i32> {
-        self.aside.retain(|(pid, started)| Process::of(*pid).is_some_and(|now| now.started == *started));
+    pub fn known(&self) -> HashSet<i32> {
         let clients = self.clients().map(|client| client.pid);
         let keepers =
             self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
-        clients.chain(keepers).chain(self.aside.iter().map(|(pid, _)| *pid)).collect()
+        let aside = self.unlimited.living(true).into_iter().map(|process| process.pid);
+        clients.chain(keepers).chain(aside).collect()
+    }
+
+    /// These never had a keeper, and get none: what they have counts.
+    pub fn cannot_limit(&self, strays: Vec<Process>) {
+        strays.into_iter().for_each(|process| self.unlimited.add(process, false));
     }
 
     /// Whether it was said why a program of this name is not limited.
     pub fn has_told_of(&self, name: &str) -> bool {
-        self.unlimited.contains(name)
+        self.told_unlimited.contains(name)
     }
 
     /// Whether a process that has not ended is served.
@@ -474,6 +476,7 @@ impl Server {
                 let (client, page) = welcome(message, connection.peer, &mut self.seats)?;
                 // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
                 let client = connection.client.insert(client);
+                self.unlimited.forget(client.pid);
                 let shared = [page.as_fd(), self.seats.file()];
                 if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
                     say::warning(format_args!(
@@ -547,12 +550,15 @@ impl Server {
                 say::say(message.a.min(u64::from(u32::MAX)) as u32, text);
             }
             (Some(Kind::Unlimited), Some(client)) => {
-                if self.unlimited.insert(client.name.clone()) {
+                if self.told_unlimited.insert(client.name.clone()) {
                     let why = String::from_utf8_lossy(message.text());
                     say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
                 }
             }
-            (Some(Kind::Guest), Some(client)) => client.is_now(message.a, connection.peer),
+            (Some(Kind::Guest), Some(client)) => {
+                client.is_now(message.a, connection.peer);
+                self.unlimited.forget(client.pid);
+            }
             (Some(Kind::Bye), _) => connection.bye = Some(message.a),
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
@@ -604,8 +610,9 @@ impl Server {
         }
         let Some(client) = connection.client else { return };
         if connection.bye == Some(BYE_ASIDE) {
-            self.aside.retain(|(pid, _)| *pid != client.pid);
-            self.aside.extend(Process::of(client.pid).map(|process| (process.pid, process.started)));
+            if let Some(process) = Process::of(client.pid) {
+                self.unlimited.add(process, true);
+            }
         }
         // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
@@ -666,6 +673,7 @@ impl Server {
         }
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
+        self.seats.tell_unlimited(self.unlimited.bytes());
         self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
         self.call_on();
     }

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The same while it is being loaded: a large program on a busy machine, or from a slow disk.
 const LOADING: Duration = Duration::from_secs(30);
 /// Between two looks in the end: a look reads all of /proc.
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// What was seen of them.
 #[derive(Debug)]
@@ -74,8 +74,9 @@ impl Strays {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Looks. The processes that are `known` are no strays. `is_told`: it was said why programs of a name have no keeper.
-    pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) {
+    /// Looks: those that are found to be strays and live on. The processes that are `known` are none. `is_told`: it was said
+    /// why programs of a name have no keeper.
+    pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<Process> {
         let me = std::process::id() as i32;
         let all = tree::descendants(me);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
@@ -91,7 +92,7 @@ impl Strays {
                 |other: &Process| other.pid != process.pid && sys::same_memory(other.pid, process.pid);
             keepers.iter().any(|other| shares(other)) || may_keep(process) && all.iter().any(shares)
         };
-        let mut suspects = HashMap::new();
+        let (mut suspects, mut found) = (HashMap::new(), Vec::new());
         let (now, mut news) = (Instant::now(), false);
         for process in alone {
             // Each program that it executes has its time.
@@ -114,6 +115,7 @@ impl Strays {
                 age < PATIENCE || has_keeper(process) || !suspect.stray && is_awaited(&mut suspect);
             if !may_come && !suspect.stray {
                 suspect.stray = self.treat(process, &is_told);
+                found.extend((suspect.stray && !self.strict).then(|| process.clone()));
             }
             news |= may_come;
             suspects.insert(identity, suspect);
@@ -123,6 +125,7 @@ impl Strays {
             self.interval = (self.interval * 2).min(LONGEST);
         }
         self.next = Instant::now() + if news { SHORTEST } else { self.interval };
+        found
     }
 
     /// False: to be tried again.
@@ -149,7 +152,10 @@ impl Strays {
             Ok(program) => program,
         };
         if self.told.insert(program) {
-            say::warning(format_args!("{pid} ({name}): {}; its memory is not limited", self.reason(*pid)));
+            say::warning(format_args!(
+                "{pid} ({name}): {}; its memory is not limited, but counts",
+                self.reason(*pid)
+            ));
         }
         true
     }

@@ -547,7 +547,7 @@ fn who_does_not_see_the_socket_is_told_of_once() {
     let ended = finish(command.env_remove("PAGEOUT_AGENT").env("XDG_RUNTIME_DIR", &runtime));
     let why = format!(" (sleep): run's socket, {}/pageout/", runtime.display());
     assert!(ended.err.contains(&why), "{}", ended.err);
-    assert!(ended.err.ends_with("that it sees; its memory is not limited\n"), "{}", ended.err);
+    assert!(ended.err.ends_with("that it sees; its memory is not limited, but counts\n"), "{}", ended.err);
     assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
 }
 
@@ -563,7 +563,8 @@ fn valgrind_runs_without_the_agent() {
     let command = ["run", "-m", "64M", "valgrind", "-q", "--leak-check=full"];
     let ended = finish(place.pageout(command.into_iter().chain(script)).env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.status, ended.out.as_str()), (7, "one\ntwo\n"));
-    let told = "): statically linked, so pageout cannot be preloaded; its memory is not limited\n";
+    let told =
+        "): statically linked, so pageout cannot be preloaded; its memory is not limited, but counts\n";
     assert!(ended.err.contains(" (memcheck-") && ended.err.ends_with(told), "{}", ended.err);
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
 }

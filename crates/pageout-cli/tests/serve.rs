@@ -148,6 +148,7 @@ fn role() {
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
         "cleared" => cleared_role(),
+        "cleared and large" => cleared_and_large_role(),
         "other user" => other_user_role(),
         "other root" => other_root_role(),
         "aside" => aside_role(),
@@ -720,11 +721,44 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     let told = run(&place, "cleared", &["-s", "mem,size=64M", "--"]);
     let line =
         "(sleep): its environment was cleared, so pageout was not preloaded (keep LD_PRELOAD and PAGEOUT_RUN); ";
-    assert!(told.err.contains(&format!("{line}its memory is not limited\n")), "{}", told.err);
+    assert!(told.err.contains(&format!("{line}its memory is not limited, but counts\n")), "{}", told.err);
     assert_eq!((told.err.lines().count(), told.status), (1, 0));
     let killed = run(&place, "cleared", &["--strict", "-s", "mem,size=64M", "--"]);
     assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
     assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+}
+
+/// The same with 30 MiB, until its input ends.
+fn cleared_and_large_role() {
+    const LARGE: u64 = 30 << 20;
+    let (_keeper, _, _, tree, _) = Keeper::welcomed();
+    let script = format!("x=$(head -c {LARGE} /dev/zero | tr '\\0' x); read y");
+    let mut child =
+        Command::new("/bin/sh").arg("-c").arg(script).env_clear().stdin(Stdio::piped()).spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(30);
+    let until = |is_so: &dyn Fn(u64) -> bool| {
+        while !is_so(tree.tree().used()) {
+            assert!(Instant::now() < patience, "{}", tree.tree().used());
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    until(&|used| used >= LARGE);
+    let shown = Command::new(env!("CARGO_BIN_EXE_pageout")).args(["ps"]).output().unwrap();
+    println!("{}", String::from_utf8_lossy(&shown.stdout));
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    until(&|used| used == 0);
+}
+
+#[test]
+fn what_descendants_without_the_agent_have_counts() {
+    let ended = run(&Place::new(), "cleared and large", &["-s", "mem,size=64M", "--"]);
+    assert_eq!(ended.status, 0, "{}", ended.err);
+    assert!(
+        ended.out.lines().any(|line| line.contains(" sh ") && line.contains(" unlimited ")),
+        "{}",
+        ended.out
+    );
 }
 
 /// As an entrypoint of a container does.
@@ -740,7 +774,7 @@ fn is_told_of(role: &str, line: &str) {
         return;
     }
     let ended = run(&Place::new(), role, &["-s", "mem,size=64M", "--"]);
-    assert!(ended.err.contains(&format!("{line}; its memory is not limited\n")), "{}", ended.err);
+    assert!(ended.err.contains(&format!("{line}; its memory is not limited, but counts\n")), "{}", ended.err);
 }
 
 #[test]
