@@ -11,7 +11,7 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
-use crate::{dispatch, exit, heir, memory, part, program, remap, sys, twin};
+use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin};
 use alloc::boxed::Box;
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
@@ -170,6 +170,7 @@ fn begin() -> bool {
     memory::reset();
     exit::forget_others();
     keeper::forget();
+    life::forget_counts();
     part::let_go();
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.

@@ -20,10 +20,12 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use pageout::engine::{Config, Engine, Swapin};
 use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::{HugePages, Kernel, Linux, Statm};
+use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
 use pageout::space::discover::{bss_end, Area, Walk};
-use pageout::space::{BLOCK, PAGE};
+use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE};
 use pageout::stats::Stats;
 use pageout::swap::Place;
+use pageout::sync::LockClass;
 use pageout::wire::{Kind, Message, Settings, BYE_ENDED, BYE_EXEC};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -111,6 +113,14 @@ pub struct Life {
     over: Option<(u64, u64, u64)>,
     /// How much of it was told.
     told_over: u64,
+}
+
+/// The classes of locks that are counted, in the order of their counters.
+const LOCKS: [&LockClass; 3] = [&BLOCK_LOCKS, &CLUSTER_LOCKS, &LIST_LOCKS];
+
+/// In a fork's child: what was counted is its parent's.
+pub fn forget_counts() {
+    LOCKS.into_iter().for_each(LockClass::forget);
 }
 
 impl Life {
@@ -507,14 +517,13 @@ impl Life {
     }
 
     fn count_locks(&self) {
-        use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
-        use pageout::space::BLOCK_LOCKS;
         let stats = self.stats;
-        for (class, taken, waits) in [
-            (&BLOCK_LOCKS, &stats.lock_block, &stats.lock_block_waits),
-            (&CLUSTER_LOCKS, &stats.lock_cluster, &stats.lock_cluster_waits),
-            (&LIST_LOCKS, &stats.lock_lists, &stats.lock_lists_waits),
-        ] {
+        let counters = [
+            (&stats.lock_block, &stats.lock_block_waits),
+            (&stats.lock_cluster, &stats.lock_cluster_waits),
+            (&stats.lock_lists, &stats.lock_lists_waits),
+        ];
+        for (class, (taken, waits)) in LOCKS.into_iter().zip(counters) {
             let (acquired, waited) = class.counts();
             Stats::set(taken, acquired);
             Stats::set(waits, waited);

@@ -1,6 +1,6 @@
 //! The keeper's other threads: servers, and the one that evicts ahead.
 
-use crate::keeper::{self, Keeper};
+use crate::keeper::Keeper;
 use crate::sys;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +9,7 @@ use pageout::kernel::{Kernel, Linux};
 use pageout::reclaim::Round;
 use pageout::swap::swapout::Outgoing;
 use pageout::sync::FOREVER;
+use pageout::wire::{Kind, Message};
 
 /// Who lets others run and goes on within so many ns was alone; else he tries again after so many.
 const AT_ONCE: u64 = 50_000;
@@ -97,13 +98,7 @@ pub extern "C" fn evict(keeper: usize) -> ! {
             let now = engine.kernel.now();
             told = now - *full_since.get_or_insert(now) >= FULL_FOR;
             if told {
-                keeper.link.log(
-                    1,
-                    format_args!(
-                        "swap is full: process {} grows beyond its limit; give more with -s",
-                        keeper::program()
-                    ),
-                );
+                keeper.link.tell(&Message::new(Kind::Full, 0, 0, 0), None);
             }
         }
         let Some(nap) = round.nap_ns() else { continue };

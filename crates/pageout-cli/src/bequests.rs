@@ -44,17 +44,24 @@ impl Bequest {
 #[derive(Debug)]
 struct Waiting {
     number: u64,
+    /// The process number of who forks.
+    parent: i32,
     bequest: Rc<Bequest>,
     /// How long it may take.
     until: Instant,
     /// Who it is, if that is known, and when to look at it next.
     heir: Option<(Process, Instant)>,
+    /// Its parent has ended without a word of it: when to look next whether it is there, and whether nobody was who could be
+    /// it at the last look. One alone may miss it: /proc is not read at one moment.
+    orphan: Option<(Instant, bool)>,
 }
 
 impl Waiting {
     /// When to do something about it.
     fn due(&self) -> Instant {
-        self.heir.as_ref().map_or(self.until, |(_, look_at)| self.until.min(*look_at))
+        let looks =
+            [self.heir.as_ref().map(|(_, look_at)| *look_at), self.orphan.map(|(look_at, _)| look_at)];
+        looks.into_iter().flatten().chain([self.until]).min().expect("one at least")
     }
 
     /// May it still come?
@@ -86,10 +93,11 @@ pub struct Bequests {
 }
 
 impl Bequests {
-    /// Keeps one for a child that is about to be: `file`, of a process that has `trunks` and `inherited`.
+    /// Keeps one for a child that is about to be: `file`, of the process `parent`, that has `trunks` and `inherited`.
     pub fn keep(
         &mut self,
         number: u64,
+        parent: i32,
         file: OwnedFd,
         trunks: &[Trunk],
         inherited: &[Rc<Bequest>],
@@ -107,7 +115,8 @@ impl Bequests {
             _before: inherited.to_vec(),
         });
         self.alive.push((Rc::downgrade(&bequest), first_page));
-        self.waiting.push(Waiting { number, bequest, until: Instant::now() + PATIENCE, heir: None });
+        let until = Instant::now() + PATIENCE;
+        self.waiting.push(Waiting { number, parent, bequest, until, heir: None, orphan: None });
         Ok(())
     }
 
@@ -115,7 +124,35 @@ impl Bequests {
     pub fn is_born(&mut self, number: u64, heir: Process) {
         if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.number == number) {
             waiting.heir = Some((heir, Instant::now() + LOOK_EACH));
+            waiting.orphan = None;
         }
+    }
+
+    /// It has ended, or executed another program: of a child that it has not told of nobody knows whether there is one.
+    pub fn parent_ended(&mut self, parent: i32) {
+        let now = Instant::now();
+        let unborn =
+            self.waiting.iter_mut().filter(|waiting| waiting.parent == parent && waiting.heir.is_none());
+        unborn.for_each(|waiting| waiting.orphan = waiting.orphan.or(Some((now, false))));
+    }
+
+    /// Is it time to look whether those are there whose parents have ended? Then [`Bequests::may_be_there`] is to be told.
+    pub fn are_sought(&self) -> bool {
+        let now = Instant::now();
+        self.waiting.iter().any(|waiting| waiting.orphan.is_some_and(|(look_at, _)| look_at <= now))
+    }
+
+    /// Whether there is a process that could be one of those, and has not come yet.
+    pub fn may_be_there(&mut self, some: bool) {
+        let now = Instant::now();
+        self.waiting.retain_mut(|waiting| match &mut waiting.orphan {
+            Some((look_at, nobody)) if *look_at <= now => {
+                let goes = !some && *nobody;
+                (*look_at, *nobody) = (now + LOOK_EACH, !some);
+                !goes
+            }
+            _ => true,
+        });
     }
 
     /// There is no child after all, or no more.
@@ -217,13 +254,13 @@ mod tests {
     fn trunks_are_kept_until_the_last_heir_has_gone() {
         let mut bequests = Bequests::default();
         let ((first, first_page), (second, second_page)) = (file(), file());
-        bequests.keep(1, first, &[(0, 3), (1, 4)], &[]).unwrap();
+        bequests.keep(1, 5, first, &[(0, 3), (1, 4)], &[]).unwrap();
         assert_eq!(bequests.awaited(), 1);
         let child = bequests.inherit(1).unwrap();
         assert!(bequests.inherit(1).is_none() && bequests.awaited() == 0);
         // The child forks too, and its child outlives it; the parent has gone before.
         assert_eq!(bequests.release([(0, 3), (1, 4), (0, 9)]), [(0, 9)]);
-        bequests.keep(2, second, &[(0, 5)], std::slice::from_ref(&child)).unwrap();
+        bequests.keep(2, 5, second, &[(0, 5)], std::slice::from_ref(&child)).unwrap();
         let grandchild = bequests.inherit(2).unwrap();
         drop(child);
         assert_eq!(bequests.release([(0, 5)]), []);
@@ -237,7 +274,7 @@ mod tests {
     #[test]
     fn a_trunk_that_was_given_back_is_free_whoever_has_it_next() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, file().0, &[(0, 3), (0, 4)], &[]).unwrap();
+        bequests.keep(1, 5, file().0, &[(0, 3), (0, 4)], &[]).unwrap();
         let _child = bequests.inherit(1).unwrap();
         bequests.forget((0, 3));
         assert_eq!(bequests.release([(0, 3), (0, 4)]), [(0, 3)]);
@@ -246,7 +283,7 @@ mod tests {
     #[test]
     fn what_is_on_another_device_of_the_same_number_is_nobodys() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, file().0, &[(0, 3), (1, 3)], &[]).unwrap();
+        bequests.keep(1, 5, file().0, &[(0, 3), (1, 3)], &[]).unwrap();
         let _child = bequests.inherit(1).unwrap();
         assert_eq!(bequests.release([(0, 3), (1, 3)]), []);
         assert_eq!(bequests.give_up(0), [(0, 3)]);
@@ -259,7 +296,7 @@ mod tests {
     fn a_fork_that_failed_leaves_nothing() {
         let mut bequests = Bequests::default();
         let (file, page) = file();
-        bequests.keep(7, file, &[(0, 1)], &[]).unwrap();
+        bequests.keep(7, 5, file, &[(0, 1)], &[]).unwrap();
         bequests.cancel(7);
         assert!(bequests.inherit(7).is_none());
         assert_eq!(bequests.release([(0, 1)]), [(0, 1)]);
@@ -270,9 +307,9 @@ mod tests {
     fn nobody_waits_for_ever_nor_for_what_is_elsewhere() {
         let mut bequests = Bequests::default();
         assert_eq!(bequests.due_in(), None);
-        bequests.keep(1, file().0, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, 5, file().0, &[(0, 3)], &[]).unwrap();
         let child = bequests.inherit(1).unwrap();
-        bequests.keep(2, file().0, &[(2, 1)], &[child]).unwrap();
+        bequests.keep(2, 5, file().0, &[(2, 1)], &[child]).unwrap();
         assert_eq!([0, 1, 2].map(|device| bequests.is_awaited_on(device)), [true, false, true]);
         assert!(bequests.due_in().is_some_and(|due| due > PATIENCE / 2));
         bequests.waiting[0].until = Instant::now();
@@ -286,7 +323,7 @@ mod tests {
         let mut bequests = Bequests::default();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (file, page) = file();
-        bequests.keep(1, file, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, 5, file, &[(0, 3)], &[]).unwrap();
         bequests.is_born(1, Process::of(child.id() as i32).unwrap());
         bequests.is_born(2, Process::of(child.id() as i32).unwrap());
         assert!(bequests.due_in().is_some_and(|due| due > LOOK_EACH / 2 && due <= LOOK_EACH));
@@ -304,15 +341,38 @@ mod tests {
     }
 
     #[test]
+    fn a_child_that_nobody_can_be_is_not_waited_for() {
+        let mut bequests = Bequests::default();
+        let (file, page) = file();
+        bequests.keep(1, 5, file, &[(0, 3)], &[]).unwrap();
+        bequests.parent_ended(6);
+        assert!(!bequests.are_sought());
+        bequests.parent_ended(5);
+        let mut look = |some, before: bool| {
+            bequests.waiting[0].orphan.as_mut().unwrap().0 = Instant::now();
+            assert!(bequests.are_sought() && bequests.due_in() == Some(Duration::ZERO));
+            bequests.parent_ended(5);
+            bequests.may_be_there(some);
+            assert!(!bequests.are_sought());
+            bequests.release([]);
+            assert_eq!((bequests.awaited() == 0, released(&page)), (before, before));
+        };
+        look(false, false);
+        look(true, false);
+        look(false, false);
+        look(false, true);
+    }
+
+    #[test]
     fn a_file_that_could_be_cut_is_refused() {
         let file = sys::memfd(c"test", AREAS_AT as u64, false).unwrap();
-        assert!(Bequests::default().keep(1, file.into(), &[], &[]).is_err());
+        assert!(Bequests::default().keep(1, 5, file.into(), &[], &[]).is_err());
     }
 
     #[test]
     fn the_time_that_nobody_ran_does_not_count() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, file().0, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, 5, file().0, &[(0, 3)], &[]).unwrap();
         let age = |bequests: &mut Bequests, by| bequests.waiting[0].until -= PATIENCE + by;
         age(&mut bequests, LATE * 2);
         bequests.release([]);

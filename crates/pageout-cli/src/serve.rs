@@ -45,6 +45,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const IN_TURN: usize = 64;
 /// Who finds no room for another connection tries again after so long.
 const CROWDED: Duration = Duration::from_millis(100);
+/// That the swap is full is said of one process for all, and again after so long.
+const FULL_AGAIN: Duration = Duration::from_secs(60);
 /// Between two calls for empty trunks.
 const CALL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -59,6 +61,7 @@ pub struct Server {
     told_crowded: bool,
     told_heirless: bool,
     told_seatless: bool,
+    told_full: Option<Instant>,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
     /// Programs that cannot be limited, by their names, which were told of.
@@ -214,6 +217,7 @@ impl Server {
             told_crowded: false,
             told_heirless: false,
             told_seatless: false,
+            told_full: None,
             connections: Vec::new(),
             leaving: Vec::new(),
             told_unlimited: HashSet::new(),
@@ -357,6 +361,7 @@ impl Server {
         }
         self.judge_leaving();
         if self.bequests.due_in().is_some_and(|due| due.is_zero()) {
+            self.seek_heirs();
             self.take_back([]);
         }
         self.call_in();
@@ -555,6 +560,15 @@ impl Server {
                     say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
                 }
             }
+            (Some(Kind::Full), Some(client)) => {
+                if self.told_full.is_none_or(|told| told.elapsed() >= FULL_AGAIN) {
+                    self.told_full = Some(Instant::now());
+                    say::warning(format_args!(
+                        "swap is full: {} ({}) grows beyond its limit; give more with -s, or pageout swapon",
+                        client.pid, client.name
+                    ));
+                }
+            }
             (Some(Kind::Guest), Some(client)) => {
                 client.is_now(message.a, connection.peer);
                 self.unlimited.forget(client.pid);
@@ -581,7 +595,7 @@ impl Server {
             }
             return Ok(());
         };
-        self.bequests.keep(number, file, &client.lent, &client.inherited)
+        self.bequests.keep(number, client.pid, file, &client.lent, &client.inherited)
     }
 
     /// Answers who looks. The processes of the tree may be another user's; they see nothing.
@@ -609,6 +623,9 @@ impl Server {
             self.stay(serial);
         }
         let Some(client) = connection.client else { return };
+        if connection.bye == Some(BYE_EXEC) {
+            self.bequests.parent_ended(client.pid);
+        }
         if connection.bye == Some(BYE_ASIDE) {
             if let Some(process) = Process::of(client.pid) {
                 self.unlimited.add(process, true);
@@ -697,6 +714,9 @@ impl Server {
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, mut client: Client) {
         client.tell_of_errors(None);
+        if client.has_ended() {
+            self.bequests.parent_ended(client.pid);
+        }
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
         self.take_back(std::mem::take(lent));
@@ -712,6 +732,18 @@ impl Server {
         }
         self.called_in = Instant::now();
         self.call(Kind::Short, |client| !client.lent.is_empty());
+    }
+
+    /// Looks whether children are there whose parents ended before they told of them.
+    fn seek_heirs(&mut self) {
+        if !self.bequests.are_sought() {
+            return;
+        }
+        let mut known = self.known();
+        known.extend(self.unlimited.living(false).iter().map(|process| process.pid));
+        let all = tree::descendants(std::process::id() as i32);
+        self.bequests
+            .may_be_there(all.iter().any(|process| !process.ending && !known.contains(&process.pid)));
     }
 
     /// Takes trunks back that a process has no more, as far as no heir reads from them.

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{exit, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
@@ -147,6 +147,7 @@ fn role() {
         "hasty" => hasty_role(),
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
+        "killed parent" => killed_parent_role(),
         "cleared" => cleared_role(),
         "cleared and large" => cleared_and_large_role(),
         "other user" => other_user_role(),
@@ -655,6 +656,30 @@ fn nothing_is_kept_for_a_child_that_has_ended() {
     let ended = run(&place, "two heirs", &["-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     assert_eq!(std::fs::read_to_string(place.path("kept")).unwrap(), "false true");
+}
+
+/// One is killed as it forks, and has all trunks: another gets them.
+fn killed_parent_role() {
+    let (keeper, ..) = Keeper::served();
+    if is_child() {
+        assert!(!keeper.lease_all(0).is_empty());
+        keeper.hold(&File::open("/dev/null").unwrap());
+        keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+        sys::kill(std::process::id() as i32, libc::SIGKILL);
+    }
+    let killed = myself("killed parent").env("PAGEOUT_TEST_CHILD", "1").status().unwrap();
+    assert_eq!(killed.signal(), Some(libc::SIGKILL));
+    let patience = Instant::now() + Duration::from_secs(30);
+    while keeper.lease(0) == NONE {
+        assert!(Instant::now() < patience);
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn the_child_of_who_was_killed_as_it_forked_is_not_waited_for() {
+    let ended = run(&Place::new(), "killed parent", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
 }
 
 /// Leaves a process whose keeper dies.

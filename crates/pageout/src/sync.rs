@@ -91,6 +91,15 @@ impl LockClass {
         })
     }
 
+    /// Nothing was counted so far: a fork's child begins with what its parent had counted.
+    pub fn forget(&self) {
+        use core::sync::atomic::Ordering::Relaxed;
+        for stripe in &self.stripes {
+            stripe.acquired.store(0, Relaxed);
+            stripe.waited.store(0, Relaxed);
+        }
+    }
+
     fn count(&self, waited: bool) {
         use core::sync::atomic::Ordering::Relaxed;
         let here = 0u8;

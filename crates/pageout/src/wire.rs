@@ -22,6 +22,7 @@
 //!   Inherit {token}                  ──►                        its child, before it goes on
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Apart                             ──►                        nothing that it inherited is read any more
+//!   Full                              ──►                        it grows beyond its limit, for no device has room
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!   Guest {pid}                       ──►                        the process ended, and another has its memory
@@ -46,7 +47,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 8;
+pub const VERSION: u64 = 9;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -127,6 +128,8 @@ pub enum Kind {
     Needed = 24,
     /// Nothing is read any more of what was inherited: it has come home, or been written over.
     Apart = 26,
+    /// No device has room, and has had none for a while: the process grows beyond its limit.
+    Full = 27,
 }
 
 impl Kind {
@@ -135,7 +138,7 @@ impl Kind {
         use Kind::*;
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
-            Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed, Apart,
+            Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed, Apart, Full,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
