@@ -83,7 +83,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              most a second ago.",
             "show: the swap devices, in the columns of swapon --show, or with --summary in the format of \
              /proc/swaps. A column RUN comes last where several trees are shown. TYPE is partition, file or memory.",
-            "stat: the number of processes, their resident memory and what is swapped out; then by the second: bytes \
+            "stat: the number of processes, their resident memory, what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
              that came in (si) and went out (so), faults, of these the ones that needed a device (major) and the ones \
              that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
              room themselves (stalls). The first line is about the time since the start, each later one about the time \
@@ -137,7 +137,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              its counters (COUNTERS); and ended, the totals of the processes that have ended.",
             "show --json: an array of devices: name, type, size_bytes, used_bytes, priority, leaving (on its way off), run.",
             "stat --json: one object a line: uptime_seconds of the tree and interval_seconds that the line is about; procs, \
-             resident_bytes and swapped_bytes as they are; by the second si_bytes, so_bytes, faults, major, rescued, \
+             resident_bytes, unmanaged_bytes (of these, what cannot go) and swapped_bytes as they are; by the second si_bytes, so_bytes, faults, major, rescued, \
              refaults and stalls, which come from pswpin, pswpout, pgfault, pgmajfault, rescued, workingset_refault_anon and \
              allocstall.",
         ],

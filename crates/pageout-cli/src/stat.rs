@@ -94,7 +94,7 @@ impl Rates {
 }
 
 fn heading() -> String {
-    let columns = ["procs", "resident", "swapped"].into_iter().chain(RATES.map(|(heading, _)| heading));
+    let columns = ["procs", "resident", "unmanaged", "swapped"].into_iter().chain(RATES.map(|(heading, _)| heading));
     line(columns.map(str::to_owned))
 }
 
@@ -106,13 +106,14 @@ fn row(view: &View, rates: &Rates) -> String {
     let now = [
         view.processes.len().to_string(),
         Bytes(view.now("resident_bytes")).to_string(),
+        Bytes(view.now("unmanaged_bytes")).to_string(),
         Bytes(view.now("swapped_pages") * PAGE).to_string(),
     ];
     line(now.into_iter().chain(rates))
 }
 
 fn line(cells: impl Iterator<Item = String>) -> String {
-    let widths = [5].into_iter().chain(std::iter::repeat(8));
+    let widths = [5, 8, 9].into_iter().chain(std::iter::repeat(8));
     let cells: Vec<String> = cells.zip(widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
     cells.join(" ")
 }
@@ -124,6 +125,7 @@ fn as_json(view: &View, rates: &Rates) -> Value {
     say("interval_seconds", json!(rates.seconds));
     say("procs", json!(view.processes.len()));
     say("resident_bytes", json!(view.now("resident_bytes")));
+    say("unmanaged_bytes", json!(view.now("unmanaged_bytes")));
     say("swapped_bytes", json!(view.now("swapped_pages") * PAGE));
     for (rate, (heading, _)) in rates.each.iter().zip(RATES) {
         match heading {
@@ -155,9 +157,9 @@ mod tests {
     #[test]
     fn counts_a_second() {
         let (first, second) = (view(2.0, 512), view(4.0, 1024));
-        assert!(row(&first, &Rates::between(None, &first)).starts_with("    0        0        0       1M"));
+        assert!(row(&first, &Rates::between(None, &first)).starts_with("    0        0         0        0       1M"));
         let rates = Rates::between(Some(&first), &second);
-        assert!(row(&second, &rates).starts_with("    0        0        0       1M        0        0"));
+        assert!(row(&second, &rates).starts_with("    0        0         0        0       1M        0        0"));
         assert_eq!(as_json(&second, &rates)["si_bytes"], 1048576.0);
         assert_eq!(heading().len(), row(&second, &rates).len());
     }

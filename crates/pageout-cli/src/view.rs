@@ -136,6 +136,7 @@ impl ProcessView {
             ("pid", json!(pid)),
             ("limit_bytes", json!(u64::MAX)),
             ("resident_bytes", json!(resident_bytes)),
+            ("unmanaged_bytes", json!(resident_bytes)),
         ];
         let counters = counters.map(|(name, value)| (name.to_owned(), value));
         Self { name, state: State::Unlimited, counters: counters.into_iter().collect() }

@@ -237,10 +237,10 @@ fn stat_counts_on_while_processes_go_and_ends_with_the_tree() {
     let run = here.start("two");
     let lines = here.shows(&["stat", "0.05", "3"]);
     let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0][..6], ["procs", "resident", "swapped", "si", "so", "faults"]);
-    assert_eq!(lines[1][..3], ["1", "48M", "3M"]);
-    assert_ne!(lines[1][3], "0", "what the one that ended read counts");
-    assert_eq!(lines[2][3..], ["0"; 7]);
+    assert_eq!(lines[0][..7], ["procs", "resident", "unmanaged", "swapped", "si", "so", "faults"]);
+    assert_eq!(lines[1][..4], ["1", "48M", "0", "3M"]);
+    assert_ne!(lines[1][4], "0", "what the one that ended read counts");
+    assert_eq!(lines[2][4..], ["0"; 7]);
     assert_eq!(lines.len(), 4);
     let json = here.shows(&["stat", "--json"]);
     let json: Value = serde_json::from_str(&json).unwrap();
