@@ -75,6 +75,11 @@ impl Mounts {
         self.by_number.iter().enumerate().filter_map(|(number, mount)| Some((number, mount.as_ref()?)))
     }
 
+    /// What the device of a number is called.
+    pub fn name_of(&self, number: usize) -> Option<String> {
+        self.by_number.get(number)?.as_ref().map(|mount| mount.device.shown())
+    }
+
     /// The serial that the next one has, if there can be another.
     pub fn next_serial(&self) -> Result<u64> {
         match self.by_number.iter().any(Option::is_none) {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use pageout::tree::{divide, Tree, SEATS, TREE_BYTES};
+use pageout::tree::{divide, most_unlimited, Tree, SEATS, TREE_BYTES};
 
 use crate::sys::{self, Mapping};
 
@@ -78,8 +78,37 @@ impl Seats {
         self.taken[seat] = false;
     }
 
-    /// What those have together that have no limit. Nothing can be had of them: their share is what they use.
-    pub fn tell_unlimited(&mut self, bytes: u64) {
+    /// Until the next division.
+    pub fn due_in(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Divides the limit by what came back since the last time. `processes`: seat, and pages that have come back;
+    /// `unlimited`: what those have together that have no limit.
+    pub fn divide(&mut self, processes: impl Iterator<Item = (usize, u64)>, unlimited: u64) {
+        let (mut seats, mut parts) = (Vec::new(), Vec::new());
+        for (seat, came_back) in processes {
+            let before = std::mem::replace(&mut self.came_back[seat], came_back);
+            let told = self.tree().seat(seat);
+            seats.push(seat);
+            parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
+        }
+        let unlimited = unlimited.min(most_unlimited(self.limit, &parts));
+        self.tell_unlimited(unlimited);
+        divide(self.limit - unlimited, &mut parts);
+        for (seat, (_, share, _)) in seats.iter().zip(&parts) {
+            self.tree().seat(*seat).set_share(*share);
+        }
+        self.next = Instant::now()
+            + match seats.len() {
+                0 | 1 if self.unlimited.is_none() => ALONE,
+                _ if self.tree().used() < self.limit / 2 => SELDOM,
+                _ => OFTEN,
+            };
+    }
+
+    /// Nothing can be had of those that have no limit: their share is what they use.
+    fn tell_unlimited(&mut self, bytes: u64) {
         if bytes == 0 {
             let seat = self.unlimited.take();
             return self.leave(seat);
@@ -91,33 +120,6 @@ impl Seats {
             seat.set_share(bytes);
             seat.tell(bytes, bytes, false);
         }
-    }
-
-    /// Until the next division.
-    pub fn due_in(&self) -> Duration {
-        self.next.saturating_duration_since(Instant::now())
-    }
-
-    /// Divides the limit by what came back since the last time. `processes`: seat, and pages that have come back.
-    pub fn divide(&mut self, processes: impl Iterator<Item = (usize, u64)>) {
-        let (mut seats, mut parts) = (Vec::new(), Vec::new());
-        for (seat, came_back) in processes {
-            let before = std::mem::replace(&mut self.came_back[seat], came_back);
-            let told = self.tree().seat(seat);
-            seats.push(seat);
-            parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
-        }
-        let unlimited = self.unlimited.map_or(0, |seat| self.tree().seat(seat).used());
-        divide(self.limit.saturating_sub(unlimited), &mut parts);
-        for (seat, (_, share, _)) in seats.iter().zip(&parts) {
-            self.tree().seat(*seat).set_share(*share);
-        }
-        self.next = Instant::now()
-            + match seats.len() {
-                0 | 1 if self.unlimited.is_none() => ALONE,
-                _ if self.tree().used() < self.limit / 2 => SELDOM,
-                _ => OFTEN,
-            };
     }
 }
 
@@ -131,12 +133,20 @@ mod tests {
         let mut seats = Seats::new(256 * MIB).unwrap();
         let first = seats.take().unwrap();
         seats.tree().seat(first).tell(230 * MIB, 230 * MIB, false);
-        seats.divide([(first, 0)].into_iter());
+        seats.divide([(first, 0)].into_iter(), 0);
         assert_eq!((seats.due_in() > OFTEN, seats.tree().seat(first).share()), (true, 256 * MIB));
         let second = seats.take().unwrap();
         assert!(seats.due_in() <= OFTEN);
         seats.tree().seat(second).tell(20 * MIB, 20 * MIB, true);
-        seats.divide([(first, 0), (second, 0)].into_iter());
-        assert_eq!([first, second].map(|seat| seats.tree().seat(seat).share()), [128 * MIB; 2]);
+        let mut shares = |unlimited| {
+            seats.divide([(first, 0), (second, 0)].into_iter(), unlimited * MIB);
+            let used = seats.tree().used() / MIB;
+            (used, [first, second].map(|seat| seats.tree().seat(seat).share() / MIB))
+        };
+        assert_eq!(shares(0), (250, [128, 128]));
+        assert_eq!(shares(56), (306, [100, 100]));
+        // All but what nobody goes below.
+        assert_eq!(shares(500), (474, [16, 16]));
+        assert_eq!(shares(0), (250, [128, 128]));
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 use pageout::api::Bytes;
+use pageout::slot::Entry;
 use pageout::stats::STATS_BYTES;
 use pageout::tree::SEATS;
 use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
@@ -148,7 +149,7 @@ impl Client {
     }
 
     /// Says once for each cause why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
-    fn tell_of_errors(&mut self, keeper: Option<i32>) {
+    fn tell_of_errors(&mut self, keeper: Option<i32>, mounts: &Mounts) {
         let stats = self.stats.stats();
         let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
         if unwritten && !std::mem::replace(&mut self.told_unwritten, true) {
@@ -168,10 +169,16 @@ impl Client {
             ));
         }
         if lost && !std::mem::replace(&mut self.told_loss, true) {
+            let first = Entry::from_raw(stats.lost_at.load(Relaxed)).and_then(|entry| {
+                let name = mounts.name_of(entry.device()?.index())?;
+                Some(format!(" (first: {name} at byte {})", entry.offset_bytes()))
+            });
             say::error(format_args!(
-                "{} ({}): some of its memory cannot be read back from swap as it was, and raises SIGBUS where it is \
+                "{} ({}): some of its memory cannot be read back from swap as it was{}, and raises SIGBUS where it is \
                  touched; look for errors of the disk (dmesg), and whether somebody changed a swap file",
-                self.pid, self.name
+                self.pid,
+                self.name,
+                first.unwrap_or_default()
             ));
         }
         let refused = stats.unmap_refused.load(Relaxed) > 0;
@@ -685,13 +692,13 @@ impl Server {
         }
         for connection in &mut self.connections {
             if let Some(client) = &mut connection.client {
-                client.tell_of_errors(Some(connection.peer));
+                client.tell_of_errors(Some(connection.peer), &self.mounts);
             }
         }
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
-        self.seats.tell_unlimited(self.unlimited.bytes());
-        self.seats.divide(clients.filter_map(|client| Some((client.seat?, refaults(client)))));
+        let processes = clients.filter_map(|client| Some((client.seat?, refaults(client))));
+        self.seats.divide(processes, self.unlimited.bytes());
         self.call_on();
     }
 
@@ -713,7 +720,7 @@ impl Server {
 
     /// Takes back all that a process was lent and keeps its counters.
     fn bury(&mut self, mut client: Client) {
-        client.tell_of_errors(None);
+        client.tell_of_errors(None, &self.mounts);
         if client.has_ended() {
             self.bequests.parent_ended(client.pid);
         }

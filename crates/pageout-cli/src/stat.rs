@@ -94,7 +94,8 @@ impl Rates {
 }
 
 fn heading() -> String {
-    let columns = ["procs", "resident", "unmanaged", "swapped"].into_iter().chain(RATES.map(|(heading, _)| heading));
+    let columns =
+        ["procs", "resident", "unmanaged", "swapped"].into_iter().chain(RATES.map(|(heading, _)| heading));
     line(columns.map(str::to_owned))
 }
 
@@ -157,9 +158,12 @@ mod tests {
     #[test]
     fn counts_a_second() {
         let (first, second) = (view(2.0, 512), view(4.0, 1024));
-        assert!(row(&first, &Rates::between(None, &first)).starts_with("    0        0         0        0       1M"));
+        assert!(row(&first, &Rates::between(None, &first))
+            .starts_with("    0        0         0        0       1M"));
         let rates = Rates::between(Some(&first), &second);
-        assert!(row(&second, &rates).starts_with("    0        0         0        0       1M        0        0"));
+        assert!(
+            row(&second, &rates).starts_with("    0        0         0        0       1M        0        0")
+        );
         assert_eq!(as_json(&second, &rates)["si_bytes"], 1048576.0);
         assert_eq!(heading().len(), row(&second, &rates).len());
     }

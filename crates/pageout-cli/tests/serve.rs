@@ -20,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{finish, wait, Ended, Place};
+use pageout::slot::{DeviceId, Entry};
 use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::tree::{SEATS, TREE_BYTES};
@@ -866,6 +867,8 @@ fn who_is_stopped_or_of_another_run_is_no_stray() {
 fn loser_role() {
     let (_keeper, _, stats, _) = Keeper::served();
     stats.stats().write_errors.store(3, Relaxed);
+    let first = Entry::new(DeviceId::new(0).unwrap(), 5);
+    stats.stats().lost_at.store(first.raw(), Relaxed);
     stats.stats().poisoned.store(3, Relaxed);
     stats.stats().unmap_refused.store(3, Relaxed);
     thread::sleep(Duration::from_millis(if std::env::var_os("AT_ONCE").is_some() { 0 } else { 500 }));
@@ -880,7 +883,8 @@ fn data_that_are_lost_or_stay_are_told_of_once() {
         let mut command = prepared(&place, "loser", &["-s", "mem,size=64M", "--"]);
         let ended = finish(command.envs(at_once.then_some(("AT_ONCE", "1"))));
         assert!(ended.err.contains("could not be written to swap"), "{}", ended.err);
-        assert!(ended.err.contains("cannot be read back from swap as it was"), "{}", ended.err);
+        let lost = "cannot be read back from swap as it was (first: mem at byte 20480), and raises SIGBUS";
+        assert!(ended.err.contains(lost), "{}", ended.err);
         assert!(ended.err.contains("refused to unmap it"), "{}", ended.err);
         assert_eq!((ended.status, ended.err.lines().count()), (0, 3), "{}", ended.err);
     }

@@ -167,6 +167,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) stuck_until: AtomicU64,
     /// Until when (ns) it is not looked for pages that have their place meanwhile: they are few.
     pub(crate) rest_until: AtomicU64,
+    /// Until when (ns) no block is made huge again, because that took long.
+    pub(crate) mend_after: AtomicU64,
     /// Others have touched holes among the frames, and may have filled them.
     pub(crate) touched: AtomicBool,
     /// Nothing leaves while it is set ([`Engine::stand_still`]).
@@ -218,6 +220,7 @@ impl<K: Kernel> Engine<K> {
             streams: Streams::new(),
             stuck_until: AtomicU64::new(0),
             rest_until: AtomicU64::new(0),
+            mend_after: AtomicU64::new(0),
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
         }
@@ -431,10 +434,20 @@ impl<K: Kernel> Engine<K> {
         let (word, at) = (block.word(index), block_start + index * PAGE);
         if self.kernel.growths().is_none_or(|growths| word.payload() != growths.into()) {
             block.set(index, word.forget());
-        } else if self.kernel.poison(at, PAGE).is_ok() {
+        } else if self.loses(at, &self.stats.unmap_refused) {
             block.set(index, word.poison());
-            Stats::add(&self.stats.unmap_refused, 1);
         }
+    }
+
+    /// From here on a page raises SIGBUS, and counts as lost; `false`: it cannot now. Counted first: the program may end by it at
+    /// once, and the engine with it, and all that can be told then is what was counted.
+    pub(crate) fn loses(&self, at: usize, counter: &AtomicU64) -> bool {
+        Stats::add(counter, 1);
+        let is_lost = self.kernel.poison(at, PAGE).is_ok();
+        if !is_lost {
+            counter.fetch_sub(1, Relaxed);
+        }
+        is_lost
     }
 
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {

@@ -23,6 +23,9 @@ macro_rules! counters {
             $($(#[doc = $of_list])* pub $list: [AtomicU64; $len],)*
             /// Of `swapped_pages`, those on each device of the run.
             pub device_pages: [AtomicU64; DEVICES],
+            /// Where the first of the `poisoned` pages lay that could not be read: its [`Entry`](crate::slot::Entry),
+            /// or 0.
+            pub lost_at: AtomicU64,
         }
 
         /// Each counter's and each list's name, and what it counts, for who shows them.

@@ -33,6 +33,13 @@ pub fn smallest(limit: u64, processes: usize) -> u64 {
     (limit / 8).min(16 << 20).min(fair.max(LEAST))
 }
 
+/// What those that have no limit count as at most, beside processes as for [`divide`]: nobody goes below the [`smallest`] for
+/// them, and where all have that the tree is not over its limit.
+pub fn most_unlimited(limit: u64, processes: &[(u64, u64, u64)]) -> u64 {
+    let count = processes.iter().filter(|process| process.0 > LEAST).count();
+    limit.saturating_sub(smallest(limit, count) * count as u64)
+}
+
 /// What a process finds when it looks: bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
@@ -279,6 +286,16 @@ mod tests {
         assert!(tree.used() <= 256 * MIB, "{} MiB", tree.used() / MIB);
         assert_eq!(smallest(256 * MIB, 1000), LEAST);
         assert_eq!(smallest(8 * MIB, 1000), MIB);
+    }
+
+    #[test]
+    fn who_has_no_limit_leaves_the_smallest_to_others() {
+        let processes = [(40 * MIB, 0, 0), (3 * MIB, 0, 0), (MIB, 0, 0)];
+        let most = most_unlimited(128 * MIB, &processes);
+        assert_eq!(most, 96 * MIB);
+        let tree = tree_of(&[(96, 96, false), (16, 0, true), (16, 0, true)]);
+        assert_eq!(allowances(&tree, 3, 128)[1..], [16, 16]);
+        assert_eq!(most_unlimited(u64::MAX, &[]), u64::MAX);
     }
 
     #[test]

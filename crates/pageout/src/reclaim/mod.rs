@@ -34,6 +34,11 @@ const FEW: usize = MOST / 8;
 /// Then it rests for so long (ns), and as long again for as many pages more.
 const REST: u64 = 10_000_000;
 
+/// To make a block huge takes longer than this (ns) where the kernel's workers wait for a CPU: MADV_COLLAPSE waits for those of
+/// all CPUs, under the lock of the program's mappings. Then none is for so many times as long.
+const SLOW_MEND: u64 = 50_000_000;
+const MEND_SHARE: u64 = 100;
+
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Round {
@@ -246,8 +251,18 @@ impl<K: Kernel> Engine<K> {
     /// page table goes with the small pages. Once for each block; a copy of 2 MiB.
     fn mend(&self) {
         let start = self.mend.swap(0, Relaxed);
+        let begun = self.kernel.now();
         // Of a part of it that has its place nothing more could leave by itself.
-        if start == 0 || self.stands_still() || self.is_stuck() || self.kernel.collapse(start).is_err() {
+        let may = !self.stands_still() && !self.is_stuck() && begun >= self.mend_after.load(Relaxed);
+        if start == 0 || !may {
+            return;
+        }
+        let done = self.kernel.collapse(start);
+        let took = self.kernel.now() - begun;
+        if took > SLOW_MEND {
+            self.mend_after.store(begun + took * MEND_SHARE, Relaxed);
+        }
+        if done.is_err() {
             return;
         }
         Stats::add(&self.stats.thp_collapse_alloc, 1);

@@ -493,17 +493,16 @@ impl<K: Kernel> Engine<K> {
     #[cold]
     fn poison(&self, block: &mut BlockState, block_start: usize, index: usize, word: Word) {
         let at = block_start + index * PAGE;
-        match self.kernel.poison(at, PAGE) {
-            Ok(()) => {
-                self.place.put(word.payload(), 1);
-                block.set(index, word.poison());
-                Stats::add(&self.stats.poisoned, 1);
-            }
-            Err(_) => {
-                // Tried again at the next fault; the data stay where they are.
-                block.set(index, word.abandon());
-                self.kernel.wake(at, PAGE);
-            }
+        if self.stats.lost_at.load(Relaxed) == 0 {
+            self.stats.lost_at.store(word.payload(), Relaxed);
+        }
+        if self.loses(at, &self.stats.poisoned) {
+            self.place.put(word.payload(), 1);
+            block.set(index, word.poison());
+        } else {
+            // Tried again at the next fault; the data stay where they are.
+            block.set(index, word.abandon());
+            self.kernel.wake(at, PAGE);
         }
     }
 }
