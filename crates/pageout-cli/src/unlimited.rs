@@ -15,7 +15,7 @@ use crate::tree::Process;
 
 /// Between two counts: this, or so many times as long as the count took.
 const EVERY: Duration = Duration::from_millis(100);
-const SHARE: u32 = 20;
+const SHARE: u32 = 50;
 
 /// Those of a run.
 #[derive(Debug, Default)]
