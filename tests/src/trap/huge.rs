@@ -148,10 +148,16 @@ fn remap(field: Span, part: Span, beside: usize, ballast: &mut Ballast) -> Outco
     sys::unmap(to)
 }
 
-fn query(field: Span, _: &mut Ballast) -> Outcome {
-    let there = sys::resident(field)?;
-    ensure!(sys::resident(field)? <= there, "to ask what is in memory brought it in");
-    field.check(1)
+fn query(field: Span, ballast: &mut Ballast) -> Outcome {
+    // It comes home by itself when a device goes, but not each time.
+    for _ in 0..5 {
+        let there = sys::resident(field)?;
+        if sys::resident(field)? <= there {
+            return field.check(1);
+        }
+        ballast.walk()?;
+    }
+    Err(Stop::Wrong("to ask what is in memory brought it in".into()))
 }
 
 fn willneed(field: Span, _: &mut Ballast) -> Outcome {
