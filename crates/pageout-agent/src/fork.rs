@@ -18,7 +18,7 @@ use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Wait};
-use rustix::fs::stat;
+use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{futex, nanosleep, Timespec};
 
@@ -371,9 +371,12 @@ fn go_on(keeper: &Keeper) {
 }
 
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
-/// may have hardly any descriptors.
+/// may have hardly any descriptors, or that may not look at itself (PR_SET_DUMPABLE).
 fn child_finds_run(maps: &mut Maps) -> bool {
     if sys::descriptors_at_most(keeper::program()).is_some_and(|most| most < DESCRIPTORS) {
+        return false;
+    }
+    if open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_err() {
         return false;
     }
     // Of the thread that forks: each may have its own.

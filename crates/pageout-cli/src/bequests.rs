@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,16 +52,29 @@ struct Waiting {
     until: Instant,
     /// Who it is, if that is known, and when to look at it next.
     heir: Option<(Process, Instant)>,
-    /// Its parent has ended without a word of it: when to look next whether it is there, and whether nobody was who could be
-    /// it at the last look. One alone may miss it: /proc is not read at one moment.
-    orphan: Option<(Instant, bool)>,
+    /// When it was kept: the child begins later. Ticks, as processes have it.
+    kept: u64,
+    /// Its parent has ended without a word of it.
+    orphan: Option<Orphan>,
+}
+
+/// A child that may be there or not.
+#[derive(Debug)]
+struct Orphan {
+    /// When the parent had ended, in ticks: it began before.
+    ended: u64,
+    look_at: Instant,
+    /// At the last look nobody was there who could be it. One look alone may miss it: /proc is not read at one moment.
+    nobody: bool,
 }
 
 impl Waiting {
     /// When to do something about it.
     fn due(&self) -> Instant {
-        let looks =
-            [self.heir.as_ref().map(|(_, look_at)| *look_at), self.orphan.map(|(look_at, _)| look_at)];
+        let looks = [
+            self.heir.as_ref().map(|(_, look_at)| *look_at),
+            self.orphan.as_ref().map(|orphan| orphan.look_at),
+        ];
         looks.into_iter().flatten().chain([self.until]).min().expect("one at least")
     }
 
@@ -116,7 +130,8 @@ impl Bequests {
         });
         self.alive.push((Rc::downgrade(&bequest), first_page));
         let until = Instant::now() + PATIENCE;
-        self.waiting.push(Waiting { number, parent, bequest, until, heir: None, orphan: None });
+        let kept = sys::ticks();
+        self.waiting.push(Waiting { number, parent, bequest, until, heir: None, kept, orphan: None });
         Ok(())
     }
 
@@ -130,28 +145,26 @@ impl Bequests {
 
     /// It has ended, or executed another program: of a child that it has not told of nobody knows whether there is one.
     pub fn parent_ended(&mut self, parent: i32) {
-        let now = Instant::now();
-        let unborn =
-            self.waiting.iter_mut().filter(|waiting| waiting.parent == parent && waiting.heir.is_none());
-        unborn.for_each(|waiting| waiting.orphan = waiting.orphan.or(Some((now, false))));
+        let (ended, look_at) = (sys::ticks(), Instant::now());
+        let is_its = |waiting: &&mut Waiting| waiting.parent == parent && waiting.heir.is_none();
+        for waiting in self.waiting.iter_mut().filter(is_its) {
+            waiting.orphan.get_or_insert(Orphan { ended, look_at, nobody: false });
+        }
     }
 
-    /// Is it time to look whether those are there whose parents have ended? Then [`Bequests::may_be_there`] is to be told.
-    pub fn are_sought(&self) -> bool {
+    /// Looks for those whose parents have ended, when it is time; who is nobody is not waited for. `begun_in`: whether there may
+    /// be a process that began in these ticks. It need not be the child; whether it has a keeper, or seems to be without one,
+    /// says nothing: it may be frozen on the way to what it inherits.
+    pub fn seek(&mut self, mut begun_in: impl FnMut(RangeInclusive<u64>) -> bool) {
         let now = Instant::now();
-        self.waiting.iter().any(|waiting| waiting.orphan.is_some_and(|(look_at, _)| look_at <= now))
-    }
-
-    /// Whether there is a process that could be one of those, and has not come yet.
-    pub fn may_be_there(&mut self, some: bool) {
-        let now = Instant::now();
-        self.waiting.retain_mut(|waiting| match &mut waiting.orphan {
-            Some((look_at, nobody)) if *look_at <= now => {
-                let goes = !some && *nobody;
-                (*look_at, *nobody) = (now + LOOK_EACH, !some);
-                !goes
-            }
-            _ => true,
+        self.waiting.retain_mut(|waiting| {
+            let Some(orphan) = waiting.orphan.as_mut().filter(|orphan| orphan.look_at <= now) else {
+                return true;
+            };
+            let nobody = !begun_in(waiting.kept.saturating_sub(1)..=orphan.ended + 1);
+            let goes = nobody && orphan.nobody;
+            (orphan.look_at, orphan.nobody) = (now + LOOK_EACH, nobody);
+            !goes
         });
     }
 
@@ -344,18 +357,23 @@ mod tests {
     fn a_child_that_nobody_can_be_is_not_waited_for() {
         let mut bequests = Bequests::default();
         let (file, page) = file();
+        let before = sys::ticks();
         bequests.keep(1, 5, file, &[(0, 3)], &[]).unwrap();
         bequests.parent_ended(6);
-        assert!(!bequests.are_sought());
+        bequests.seek(|_| panic!("its parent lives"));
         bequests.parent_ended(5);
-        let mut look = |some, before: bool| {
-            bequests.waiting[0].orphan.as_mut().unwrap().0 = Instant::now();
-            assert!(bequests.are_sought() && bequests.due_in() == Some(Duration::ZERO));
+        let after = sys::ticks();
+        let mut look = |some, over: bool| {
+            bequests.waiting[0].orphan.as_mut().unwrap().look_at = Instant::now();
+            assert_eq!(bequests.due_in(), Some(Duration::ZERO));
             bequests.parent_ended(5);
-            bequests.may_be_there(some);
-            assert!(!bequests.are_sought());
+            bequests.seek(|begun| {
+                assert!(begun.contains(&before) && begun.contains(&after) && !begun.contains(&(after + 2)));
+                some
+            });
+            bequests.seek(|_| panic!("not before it is time"));
             bequests.release([]);
-            assert_eq!((bequests.awaited() == 0, released(&page)), (before, before));
+            assert_eq!((bequests.awaited() == 0, released(&page)), (over, over));
         };
         look(false, false);
         look(true, false);

@@ -228,7 +228,7 @@ impl Server {
             connections: Vec::new(),
             leaving: Vec::new(),
             told_unlimited: HashSet::new(),
-            unlimited: Unlimited::default(),
+            unlimited: Unlimited::new(settings.limit_bytes),
             mounts: Mounts::new(devices),
             bequests: Bequests::default(),
             report: Report::new(page.stats(), settings.limit_bytes),
@@ -743,14 +743,12 @@ impl Server {
 
     /// Looks whether children are there whose parents ended before they told of them.
     fn seek_heirs(&mut self) {
-        if !self.bequests.are_sought() {
-            return;
-        }
-        let mut known = self.known();
-        known.extend(self.unlimited.living(false).iter().map(|process| process.pid));
-        let all = tree::descendants(std::process::id() as i32);
-        self.bequests
-            .may_be_there(all.iter().any(|process| !process.ending && !known.contains(&process.pid)));
+        let mut all = None;
+        self.bequests.seek(|begun| {
+            let all = all.get_or_insert_with(tree::all_descendants);
+            // Where /proc cannot be read anybody may be there.
+            all.as_ref().is_none_or(|all| all.iter().any(|p| !p.ending && begun.contains(&p.started)))
+        });
     }
 
     /// Takes trunks back that a process has no more, as far as no heir reads from them.

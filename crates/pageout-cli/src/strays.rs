@@ -111,8 +111,9 @@ impl Strays {
                 }
                 Stage::Never => false,
             };
+            // Who is one stays one: if it gets a keeper it is known.
             let may_come =
-                age < PATIENCE || has_keeper(process) || !suspect.stray && is_awaited(&mut suspect);
+                !suspect.stray && (age < PATIENCE || has_keeper(process) || is_awaited(&mut suspect));
             if !may_come && !suspect.stray {
                 suspect.stray = self.treat(process, &is_told);
                 found.extend((suspect.stray && !self.strict).then(|| process.clone()));

@@ -88,6 +88,17 @@ pub fn has_xattr(path: &Path, name: &CStr) -> bool {
     )
 }
 
+/// The time since boot in hundredths of a second, as /proc has the start of processes.
+pub fn ticks() -> u64 {
+    let mut now = MaybeUninit::<libc::timespec>::zeroed();
+    // SAFETY: there is room for what is written; zeroed is valid.
+    let now = unsafe {
+        libc::clock_gettime(libc::CLOCK_BOOTTIME, now.as_mut_ptr());
+        now.assume_init()
+    };
+    now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000
+}
+
 /// The file system that `path` lies on.
 pub fn file_system(path: &Path) -> io::Result<FileSystem> {
     FileSystem::of_path(&c_path(path)?).map_err(|errno| io::Error::from_raw_os_error(errno.raw_os_error()))

@@ -70,11 +70,26 @@ pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
-/// All that descend from `root`, without it.
+/// All that descend from `root`, without it, as far as they can be seen.
 pub fn descendants(root: i32) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     below(root, pids.filter_map(Process::of).collect())
+}
+
+/// All that descend from the calling process; none where some may be missing, for want of descriptors or memory.
+pub fn all_descendants() -> Option<Vec<Process>> {
+    let me = std::process::id() as i32;
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc").ok()? {
+        let Some(pid) = entry.ok()?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match Process::of(pid) {
+            Some(process) => all.push(process),
+            None if exists(pid) => return None,
+            None => {}
+        }
+    }
+    Some(below(me, all))
 }
 
 /// Has the calling process, which reaps in this thread only, children that are not among `known` and have not ended,

@@ -1,9 +1,10 @@
 //! Processes of a run that have no limit of their own: static programs, those of another user, those whose keeper stepped
 //! aside. What they have counts as memory that cannot go: the others leave room for it.
 //!
-//! Counted by a thread that runs while there are some: the kernel's count waits for the lock of a process's mappings, and
-//! run waits for no process.
+//! Counted by a thread that runs while there are some: the kernel's count takes the lock of a process's mappings, and run waits
+//! for no process. It walks all pages meanwhile, and who maps memory waits: so only when much has changed.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,15 +12,25 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::device::PAGE;
+use crate::sys;
 use crate::tree::Process;
 
 /// Between two counts: this, or so many times as long as the count took.
 const EVERY: Duration = Duration::from_millis(100);
 const SHARE: u32 = 50;
+/// What is shared since a fork is counted again when a process has so many bytes more or less, or a 16th, and after so long.
+const MUCH: u64 = 1 << 20;
+const AGAIN: Duration = Duration::from_secs(10);
+/// So many processes that may have the same memory are compared with each.
+const COMPARED: usize = 16;
 
 /// Those of a run.
-#[derive(Debug, Default)]
-pub struct Unlimited(Arc<Counted>);
+#[derive(Debug)]
+pub struct Unlimited {
+    counted: Arc<Counted>,
+    /// It is of use what they have.
+    counts: bool,
+}
 
 #[derive(Debug, Default)]
 struct Counted {
@@ -42,35 +53,40 @@ struct Member {
 }
 
 impl Unlimited {
+    /// None so far, of a run with this limit.
+    pub fn new(limit: u64) -> Self {
+        Self { counted: Arc::default(), counts: limit != u64::MAX }
+    }
+
     /// It has none from now on.
     pub fn add(&self, process: Process, aside: bool) {
         let pid = process.pid;
-        let was_counted = self.0.with(|members| {
+        let was_counted = self.counted.with(|members| {
             members.all.retain(|member| member.process.pid != pid);
             members.all.push(Member { process, aside });
-            std::mem::replace(&mut members.counted, true)
+            std::mem::replace(&mut members.counted, self.counts)
         });
-        if was_counted {
+        if was_counted || !self.counts {
             return;
         }
-        let counted = self.0.clone();
+        let counted = self.counted.clone();
         let thread = thread::Builder::new().name("unlimited".into());
         if thread.spawn(move || counted.count()).is_err() {
             // Tried again with the next.
-            self.0.with(|members| members.counted = false);
+            self.counted.with(|members| members.counted = false);
         }
     }
 
     /// It has a keeper, or has become another.
     pub fn forget(&self, pid: i32) {
-        self.0.with(|members| members.all.retain(|member| member.process.pid != pid));
+        self.counted.with(|members| members.all.retain(|member| member.process.pid != pid));
     }
 
     /// Those that have not ended; `aside`: only whose keeper stepped aside.
     pub fn living(&self, aside: bool) -> Vec<Process> {
         let asked = |member: &&Member| !aside || member.aside;
         let known: Vec<Process> = self
-            .0
+            .counted
             .with(|members| members.all.iter().filter(asked).map(|member| member.process.clone()).collect());
         let now = |process: Process| Process::of(process.pid).filter(|now| now.started == process.started);
         known.into_iter().filter_map(now).collect()
@@ -78,7 +94,7 @@ impl Unlimited {
 
     /// What they have together, at the last count: of what several share, each its part.
     pub fn bytes(&self) -> u64 {
-        self.0.bytes.load(Relaxed)
+        self.counted.bytes.load(Relaxed)
     }
 }
 
@@ -89,39 +105,71 @@ impl Counted {
 
     /// Counts until there are none.
     fn count(&self) {
+        let mut known = HashMap::new();
         loop {
             let begun = Instant::now();
-            let pids: Option<Vec<i32>> = self.with(|members| {
+            let all: Option<Vec<Process>> = self.with(|members| {
                 members.all.retain(|member| !member.process.has_ended());
                 members.counted = !members.all.is_empty();
                 if !members.counted {
                     // Under the lock: who comes next begins anew.
                     self.bytes.store(0, Relaxed);
                 }
-                members.counted.then(|| members.all.iter().map(|member| member.process.pid).collect())
+                members.counted.then(|| members.all.iter().map(|member| member.process.clone()).collect())
             });
-            let Some(pids) = pids else { return };
-            self.bytes.store(pids.into_iter().filter_map(own).sum(), Relaxed);
+            let Some(all) = all else { return };
+            known.retain(|pid, _| all.iter().any(|process| process.pid == *pid));
+            let memories = memories(&all);
+            self.bytes.store(memories.into_iter().filter_map(|pid| own(pid, &mut known)).sum(), Relaxed);
             thread::sleep(EVERY.max(SHARE * begun.elapsed()));
         }
     }
 }
 
-/// The memory that is a process's own, without files, in bytes. Of a process that lets nobody look closer, all that it
-/// shares since a fork is counted, too.
-fn own(pid: i32) -> Option<u64> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-    let part = |text: String| {
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-    };
-    if let Some(kib) = read("smaps_rollup").and_then(part) {
-        return Some(kib << 10);
+/// One process of each memory: some may share theirs, without being threads.
+fn memories(all: &[Process]) -> Vec<i32> {
+    // Who shares memory has the same stack, as a fork's child has.
+    let mut by_stack: HashMap<u64, Vec<i32>> = HashMap::new();
+    for pid in all.iter().map(|process| process.pid) {
+        // It may execute another program by now.
+        let Some(stack) = Process::of(pid).map(|process| process.stack) else { continue };
+        let alike = by_stack.entry(stack).or_default();
+        if !alike.iter().take(COMPARED).any(|other| sys::same_memory(*other, pid)) {
+            alike.push(pid);
+        }
     }
+    by_stack.into_values().flatten().collect()
+}
+
+/// What was counted of a process.
+struct Count {
+    at: Instant,
+    /// All of its own memory, and its part of that.
+    whole: u64,
+    part: u64,
+}
+
+/// The memory that is a process's own, without files, in bytes: of what it shares since a fork its part, or all if it lets
+/// nobody look closer.
+fn own(pid: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let text = read("statm")?;
     let mut pages = text.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
     let (resident, shared) = (pages.next()?, pages.next()?);
-    Some(resident.saturating_sub(shared) * PAGE)
+    let whole = resident.saturating_sub(shared) * PAGE;
+    if let Some(count) = known.get(&pid) {
+        let change = count.whole.abs_diff(whole);
+        if change < MUCH.max(whole / 16) && count.at.elapsed() < AGAIN {
+            return Some((count.part + whole).saturating_sub(count.whole));
+        }
+    }
+    let part = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    };
+    let part = read("smaps_rollup").and_then(part).unwrap_or(whole);
+    known.insert(pid, Count { at: Instant::now(), whole, part });
+    Some(part)
 }
 
 #[cfg(test)]
@@ -130,7 +178,7 @@ mod tests {
 
     #[test]
     fn counts_while_there_are_some() {
-        let unlimited = Unlimited::default();
+        let unlimited = Unlimited::new(1 << 30);
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::of(child.id() as i32).unwrap();
         let until = |is_so: &dyn Fn() -> bool| {
@@ -154,6 +202,12 @@ mod tests {
         until(&|| unlimited.bytes() == 0);
         assert_eq!(there(), (0, 0));
         let me = std::process::id() as i32;
-        assert!(own(me).is_some_and(|bytes| (64 << 10..1 << 30).contains(&bytes)), "{:?}", own(me));
+        let mut known = HashMap::new();
+        for _ in 0..2 {
+            let own = own(me, &mut known);
+            assert!(own.is_some_and(|bytes| (64 << 10..1 << 30).contains(&bytes)), "{own:?}");
+        }
+        let myself = Process::of(me).unwrap();
+        assert_eq!(memories(&[myself.clone(), myself]), [me]);
     }
 }
