@@ -4,7 +4,7 @@
 //! Counted by a thread that runs while there are some: the kernel's count takes the lock of a process's mappings, and run waits
 //! for no process. It walks all pages meanwhile, and who maps memory waits: so only when much has changed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,12 +84,11 @@ impl Unlimited {
 
     /// Those that have not ended; `aside`: only whose keeper stepped aside.
     pub fn living(&self, aside: bool) -> Vec<Process> {
-        let asked = |member: &&Member| !aside || member.aside;
-        let known: Vec<Process> = self
-            .counted
-            .with(|members| members.all.iter().filter(asked).map(|member| member.process.clone()).collect());
-        let now = |process: Process| Process::of(process.pid).filter(|now| now.started == process.started);
-        known.into_iter().filter_map(now).collect()
+        self.counted.with(|members| {
+            members.all.retain(|member| !member.process.has_ended());
+            let asked = members.all.iter().filter(|member| !aside || member.aside);
+            asked.filter_map(|member| Process::of(member.process.pid)).collect()
+        })
     }
 
     /// What they have together, at the last count: of what several share, each its part.
@@ -118,8 +117,8 @@ impl Counted {
                 members.counted.then(|| members.all.iter().map(|member| member.process.clone()).collect())
             });
             let Some(all) = all else { return };
-            known.retain(|pid, _| all.iter().any(|process| process.pid == *pid));
             let memories = memories(&all);
+            known.retain(|pid, _| memories.contains(pid));
             self.bytes.store(memories.into_iter().filter_map(|pid| own(pid, &mut known)).sum(), Relaxed);
             thread::sleep(EVERY.max(SHARE * begun.elapsed()));
         }
@@ -127,7 +126,7 @@ impl Counted {
 }
 
 /// One process of each memory: some may share theirs, without being threads.
-fn memories(all: &[Process]) -> Vec<i32> {
+fn memories(all: &[Process]) -> HashSet<i32> {
     // Who shares memory has the same stack, as a fork's child has.
     let mut by_stack: HashMap<u64, Vec<i32>> = HashMap::new();
     for pid in all.iter().map(|process| process.pid) {
@@ -208,6 +207,6 @@ mod tests {
             assert!(own.is_some_and(|bytes| (64 << 10..1 << 30).contains(&bytes)), "{own:?}");
         }
         let myself = Process::of(me).unwrap();
-        assert_eq!(memories(&[myself.clone(), myself]), [me]);
+        assert_eq!(memories(&[myself.clone(), myself]), HashSet::from([me]));
     }
 }
