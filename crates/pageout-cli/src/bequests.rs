@@ -45,15 +45,15 @@ impl Bequest {
 #[derive(Debug)]
 struct Waiting {
     number: u64,
-    /// The process number of who forks.
-    parent: i32,
+    /// Who forks.
+    parent: u64,
     bequest: Rc<Bequest>,
     /// How long it may take.
     until: Instant,
     /// Who it is, if that is known, and when to look at it next.
     heir: Option<(Process, Instant)>,
-    /// When it was kept: the child begins later. Ticks, as processes have it.
-    kept: u64,
+    /// In ticks, as processes have it: the child began later.
+    since: u64,
     /// Its parent has ended without a word of it.
     orphan: Option<Orphan>,
 }
@@ -107,11 +107,12 @@ pub struct Bequests {
 }
 
 impl Bequests {
-    /// Keeps one for a child that is about to be: `file`, of the process `parent`, that has `trunks` and `inherited`.
+    /// Keeps one for a child that is about to be, or was born since these ticks: `file`, of the client `parent`, that has `trunks`
+    /// and `inherited`.
     pub fn keep(
         &mut self,
         number: u64,
-        parent: i32,
+        (parent, since): (u64, u64),
         file: OwnedFd,
         trunks: &[Trunk],
         inherited: &[Rc<Bequest>],
@@ -130,8 +131,7 @@ impl Bequests {
         });
         self.alive.push((Rc::downgrade(&bequest), first_page));
         let until = Instant::now() + PATIENCE;
-        let kept = sys::ticks();
-        self.waiting.push(Waiting { number, parent, bequest, until, heir: None, kept, orphan: None });
+        self.waiting.push(Waiting { number, parent, bequest, until, heir: None, since, orphan: None });
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Bequests {
     }
 
     /// It has ended, or executed another program: of a child that it has not told of nobody knows whether there is one.
-    pub fn parent_ended(&mut self, parent: i32) {
+    pub fn parent_ended(&mut self, parent: u64) {
         let (ended, look_at) = (sys::ticks(), Instant::now());
         let is_its = |waiting: &&mut Waiting| waiting.parent == parent && waiting.heir.is_none();
         for waiting in self.waiting.iter_mut().filter(is_its) {
@@ -161,7 +161,7 @@ impl Bequests {
             let Some(orphan) = waiting.orphan.as_mut().filter(|orphan| orphan.look_at <= now) else {
                 return true;
             };
-            let nobody = !begun_in(waiting.kept.saturating_sub(1)..=orphan.ended + 1);
+            let nobody = !begun_in(waiting.since.saturating_sub(1)..=orphan.ended + 1);
             let goes = nobody && orphan.nobody;
             (orphan.look_at, orphan.nobody) = (now + LOOK_EACH, nobody);
             !goes
@@ -267,13 +267,13 @@ mod tests {
     fn trunks_are_kept_until_the_last_heir_has_gone() {
         let mut bequests = Bequests::default();
         let ((first, first_page), (second, second_page)) = (file(), file());
-        bequests.keep(1, 5, first, &[(0, 3), (1, 4)], &[]).unwrap();
+        bequests.keep(1, (5, 0), first, &[(0, 3), (1, 4)], &[]).unwrap();
         assert_eq!(bequests.awaited(), 1);
         let child = bequests.inherit(1).unwrap();
         assert!(bequests.inherit(1).is_none() && bequests.awaited() == 0);
         // The child forks too, and its child outlives it; the parent has gone before.
         assert_eq!(bequests.release([(0, 3), (1, 4), (0, 9)]), [(0, 9)]);
-        bequests.keep(2, 5, second, &[(0, 5)], std::slice::from_ref(&child)).unwrap();
+        bequests.keep(2, (5, 0), second, &[(0, 5)], std::slice::from_ref(&child)).unwrap();
         let grandchild = bequests.inherit(2).unwrap();
         drop(child);
         assert_eq!(bequests.release([(0, 5)]), []);
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_trunk_that_was_given_back_is_free_whoever_has_it_next() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, 5, file().0, &[(0, 3), (0, 4)], &[]).unwrap();
+        bequests.keep(1, (5, 0), file().0, &[(0, 3), (0, 4)], &[]).unwrap();
         let _child = bequests.inherit(1).unwrap();
         bequests.forget((0, 3));
         assert_eq!(bequests.release([(0, 3), (0, 4)]), [(0, 3)]);
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn what_is_on_another_device_of_the_same_number_is_nobodys() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, 5, file().0, &[(0, 3), (1, 3)], &[]).unwrap();
+        bequests.keep(1, (5, 0), file().0, &[(0, 3), (1, 3)], &[]).unwrap();
         let _child = bequests.inherit(1).unwrap();
         assert_eq!(bequests.release([(0, 3), (1, 3)]), []);
         assert_eq!(bequests.give_up(0), [(0, 3)]);
@@ -309,7 +309,7 @@ mod tests {
     fn a_fork_that_failed_leaves_nothing() {
         let mut bequests = Bequests::default();
         let (file, page) = file();
-        bequests.keep(7, 5, file, &[(0, 1)], &[]).unwrap();
+        bequests.keep(7, (5, 0), file, &[(0, 1)], &[]).unwrap();
         bequests.cancel(7);
         assert!(bequests.inherit(7).is_none());
         assert_eq!(bequests.release([(0, 1)]), [(0, 1)]);
@@ -320,9 +320,9 @@ mod tests {
     fn nobody_waits_for_ever_nor_for_what_is_elsewhere() {
         let mut bequests = Bequests::default();
         assert_eq!(bequests.due_in(), None);
-        bequests.keep(1, 5, file().0, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, (5, 0), file().0, &[(0, 3)], &[]).unwrap();
         let child = bequests.inherit(1).unwrap();
-        bequests.keep(2, 5, file().0, &[(2, 1)], &[child]).unwrap();
+        bequests.keep(2, (5, 0), file().0, &[(2, 1)], &[child]).unwrap();
         assert_eq!([0, 1, 2].map(|device| bequests.is_awaited_on(device)), [true, false, true]);
         assert!(bequests.due_in().is_some_and(|due| due > PATIENCE / 2));
         bequests.waiting[0].until = Instant::now();
@@ -336,7 +336,7 @@ mod tests {
         let mut bequests = Bequests::default();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (file, page) = file();
-        bequests.keep(1, 5, file, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, (5, 0), file, &[(0, 3)], &[]).unwrap();
         bequests.is_born(1, Process::of(child.id() as i32).unwrap());
         bequests.is_born(2, Process::of(child.id() as i32).unwrap());
         assert!(bequests.due_in().is_some_and(|due| due > LOOK_EACH / 2 && due <= LOOK_EACH));
@@ -358,7 +358,7 @@ mod tests {
         let mut bequests = Bequests::default();
         let (file, page) = file();
         let before = sys::ticks();
-        bequests.keep(1, 5, file, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, (5, before), file, &[(0, 3)], &[]).unwrap();
         bequests.parent_ended(6);
         bequests.seek(|_| panic!("its parent lives"));
         bequests.parent_ended(5);
@@ -384,13 +384,13 @@ mod tests {
     #[test]
     fn a_file_that_could_be_cut_is_refused() {
         let file = sys::memfd(c"test", AREAS_AT as u64, false).unwrap();
-        assert!(Bequests::default().keep(1, 5, file.into(), &[], &[]).is_err());
+        assert!(Bequests::default().keep(1, (5, 0), file.into(), &[], &[]).is_err());
     }
 
     #[test]
     fn the_time_that_nobody_ran_does_not_count() {
         let mut bequests = Bequests::default();
-        bequests.keep(1, 5, file().0, &[(0, 3)], &[]).unwrap();
+        bequests.keep(1, (5, 0), file().0, &[(0, 3)], &[]).unwrap();
         let age = |bequests: &mut Bequests, by| bequests.waiting[0].until -= PATIENCE + by;
         age(&mut bequests, LATE * 2);
         bequests.release([]);

@@ -65,6 +65,12 @@ pub struct Server {
     told_full: Option<Instant>,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
+    /// How many clients there were.
+    welcomed: u64,
+    /// All that was said before (in ticks, `sys::ticks`) had been heard when what is being heard now was said.
+    heard: u64,
+    /// Somebody was not heard to the end.
+    has_more: bool,
     /// Programs that cannot be limited, by their names, which were told of.
     told_unlimited: HashSet<String>,
     unlimited: Unlimited,
@@ -115,6 +121,8 @@ struct Connection {
 /// A process that is served.
 #[derive(Debug)]
 struct Client {
+    /// No other has it, ever; a process that executes another program is another client.
+    id: u64,
     pid: i32,
     name: String,
     /// None if it had ended already when it said hello.
@@ -227,6 +235,9 @@ impl Server {
             told_full: None,
             connections: Vec::new(),
             leaving: Vec::new(),
+            welcomed: 0,
+            heard: 0,
+            has_more: false,
             told_unlimited: HashSet::new(),
             unlimited: Unlimited::new(settings.limit_bytes),
             mounts: Mounts::new(devices),
@@ -346,8 +357,11 @@ impl Server {
             watched.push((pidfd.as_fd(), libc::POLLIN));
             what.push(Watched::Leaving);
         }
+        // What comes from here on is heard at once, or the next time.
+        let before = sys::ticks();
         let ready = sys::poll(&watched, timeout)?;
 
+        self.has_more = false;
         let mut ended = Vec::new();
         let mut accept = false;
         for (watched, _) in what.iter().zip(&ready[1..]).filter(|(_, ready)| **ready != 0) {
@@ -360,6 +374,9 @@ impl Server {
                 }
                 Watched::Leaving => {}
             }
+        }
+        if !self.has_more {
+            self.heard = before;
         }
         // From the last to the first, so that the numbers stay right.
         for index in ended.into_iter().rev() {
@@ -462,6 +479,7 @@ impl Server {
                 return false;
             }
         }
+        self.has_more = true;
         true
     }
 
@@ -485,7 +503,8 @@ impl Server {
                 if message.c != VERSION {
                     return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
                 }
-                let (client, page) = welcome(message, connection.peer, &mut self.seats)?;
+                let (client, page) = welcome(message, connection.peer, &mut self.seats, self.welcomed)?;
+                self.welcomed += 1;
                 // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
                 let client = connection.client.insert(client);
                 self.unlimited.forget(client.pid);
@@ -602,7 +621,7 @@ impl Server {
             }
             return Ok(());
         };
-        self.bequests.keep(number, client.pid, file, &client.lent, &client.inherited)
+        self.bequests.keep(number, (client.id, self.heard), file, &client.lent, &client.inherited)
     }
 
     /// Answers who looks. The processes of the tree may be another user's; they see nothing.
@@ -631,7 +650,7 @@ impl Server {
         }
         let Some(client) = connection.client else { return };
         if connection.bye == Some(BYE_EXEC) {
-            self.bequests.parent_ended(client.pid);
+            self.bequests.parent_ended(client.id);
         }
         if connection.bye == Some(BYE_ASIDE) {
             if let Some(process) = Process::of(client.pid) {
@@ -722,7 +741,7 @@ impl Server {
     fn bury(&mut self, mut client: Client) {
         client.tell_of_errors(None, &self.mounts);
         if client.has_ended() {
-            self.bequests.parent_ended(client.pid);
+            self.bequests.parent_ended(client.id);
         }
         let Client { lent, inherited, .. } = &mut client;
         drop(std::mem::take(inherited));
@@ -798,12 +817,13 @@ fn identify(said: u64, peer: i32) -> (i32, String, Option<PidFd>) {
 }
 
 /// What is kept of a process that says hello, and the file of its counters.
-fn welcome(hello: &Message, peer: i32, seats: &mut Seats) -> Result<(Client, std::fs::File)> {
+fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Client, std::fs::File)> {
     let (pid, name, pidfd) = identify(hello.a, peer);
     let (file, stats) = new_stats()?;
     let seat = seats.take();
     let (lent, inherited) = (Vec::new(), Vec::new());
     let client = Client {
+        id,
         pid,
         name,
         pidfd,

@@ -664,8 +664,8 @@ fn killed_parent_role() {
     let (keeper, ..) = Keeper::served();
     if is_child() {
         assert!(!keeper.lease_all(0).is_empty());
-        // Nobody else begins at about the same time.
-        thread::sleep(Duration::from_millis(100));
+        // Nobody else has begun since run last looked whether anybody said something: half a second at most.
+        thread::sleep(Duration::from_millis(700));
         keeper.hold(&File::open("/dev/null").unwrap());
         keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
         sys::kill(std::process::id() as i32, libc::SIGKILL);
