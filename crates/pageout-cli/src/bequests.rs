@@ -19,6 +19,8 @@ use crate::trunks::Trunk;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often those are looked at that are to inherit: who was killed before does not come.
 const LOOK_EACH: Duration = Duration::from_secs(1);
+/// After so many looks in vain nobody is there.
+const IN_VAIN: u32 = 5;
 /// Who finds one due for so long did not run meanwhile (Ctrl-Z), nor did the child: its time begins anew.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -64,8 +66,8 @@ struct Orphan {
     /// When the parent had ended, in ticks: it began before.
     ended: u64,
     look_at: Instant,
-    /// At the last look nobody was there who could be it. One look alone may miss it: /proc is not read at one moment.
-    nobody: bool,
+    /// Looks since nobody is there who could be it. One alone may miss it: /proc is not read at one moment.
+    in_vain: u32,
 }
 
 impl Waiting {
@@ -148,7 +150,7 @@ impl Bequests {
         let (ended, look_at) = (sys::ticks(), Instant::now());
         let is_its = |waiting: &&mut Waiting| waiting.parent == parent && waiting.heir.is_none();
         for waiting in self.waiting.iter_mut().filter(is_its) {
-            waiting.orphan.get_or_insert(Orphan { ended, look_at, nobody: false });
+            waiting.orphan.get_or_insert(Orphan { ended, look_at, in_vain: 0 });
         }
     }
 
@@ -161,10 +163,10 @@ impl Bequests {
             let Some(orphan) = waiting.orphan.as_mut().filter(|orphan| orphan.look_at <= now) else {
                 return true;
             };
-            let nobody = !begun_in(waiting.since.saturating_sub(1)..=orphan.ended + 1);
-            let goes = nobody && orphan.nobody;
-            (orphan.look_at, orphan.nobody) = (now + LOOK_EACH, nobody);
-            !goes
+            let some = begun_in(waiting.since.saturating_sub(1)..=orphan.ended + 1);
+            orphan.in_vain = if some { 0 } else { orphan.in_vain + 1 };
+            orphan.look_at = now + LOOK_EACH;
+            orphan.in_vain < IN_VAIN
         });
     }
 
@@ -375,9 +377,9 @@ mod tests {
             bequests.release([]);
             assert_eq!((bequests.awaited() == 0, released(&page)), (over, over));
         };
-        look(false, false);
+        (1..IN_VAIN).for_each(|_| look(false, false));
         look(true, false);
-        look(false, false);
+        (1..IN_VAIN).for_each(|_| look(false, false));
         look(false, true);
     }
 
