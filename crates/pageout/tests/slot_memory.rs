@@ -2,28 +2,30 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::Mutex;
+use std::cell::Cell;
 
 use pageout::slot::*;
 
 /// The system's memory, counted.
 struct Counted;
 
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+// By thread: the tests run at the same time, and their harness asks for memory too.
+thread_local! {
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
 
 // SAFETY: everything is passed on; counting touches no memory that is allocated.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size(), Relaxed);
-        CALLS.fetch_add(1, Relaxed);
+        BYTES.set(BYTES.get().wrapping_add(layout.size()));
+        CALLS.set(CALLS.get() + 1);
         // SAFETY: as the caller promised.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size(), Relaxed);
+        BYTES.set(BYTES.get().wrapping_sub(layout.size()));
         // SAFETY: as the caller promised.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -32,18 +34,14 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
-/// The counters are the process's: one test at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn owner(page: u64) -> Owner {
     Owner { space: 1, page }
 }
 
 #[test]
 fn tables_come_with_use_and_go_with_it() {
-    let _alone = ALONE.lock();
-    let before = BYTES.load(Relaxed);
-    let held = || BYTES.load(Relaxed) - before;
+    let before = BYTES.get();
+    let held = || BYTES.get().wrapping_sub(before);
     let slots = Slots::new(2);
     let size = (16u64 << 40) / SLOT_BYTES;
     let config = DeviceConfig { first: 1, ..DeviceConfig::new(size) };
@@ -61,7 +59,7 @@ fn tables_come_with_use_and_go_with_it() {
     assert!(tables <= 16 * used);
 
     // The common path asks for nothing.
-    let calls = CALLS.load(Relaxed);
+    let calls = CALLS.get();
     let mut batch = [Entry::INVALID; 64];
     for run in &runs[..8] {
         slots.put(*run, CLUSTER_SLOTS).unwrap();
@@ -74,7 +72,7 @@ fn tables_come_with_use_and_go_with_it() {
         let run = slots.alloc(0, 4, owner(0)).unwrap();
         slots.put(run, 16).unwrap();
     }
-    assert_eq!(CALLS.load(Relaxed), calls, "no memory is asked for on the common path");
+    assert_eq!(CALLS.get(), calls, "no memory is asked for on the common path");
 
     runs[8..].iter().for_each(|&run| slots.put(run, CLUSTER_SLOTS).unwrap());
     slots.refill();
@@ -97,12 +95,11 @@ fn tables_come_with_use_and_go_with_it() {
 /// Parts of a huge entry are named, given up and freed one by one; what names one slot too few or too many changes nothing.
 #[test]
 fn s1_5_a_huge_entry_is_split_without_memory_and_cannot_fail() {
-    let _alone = ALONE.lock();
     let slots = Slots::new(1);
     let id = slots.swapon(DeviceConfig { first: 1, ..DeviceConfig::new(64 * TRUNK_SLOTS) }).unwrap();
     let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
     let count = |slot: usize| slots.look(run.at(slot)).map(|(_, count)| count);
-    let calls = CALLS.load(Relaxed);
+    let calls = CALLS.get();
     slots.dup(run.at(100), 12).unwrap();
     assert_eq!([99, 100, 111, 112].map(count), [Ok(1), Ok(2), Ok(2), Ok(1)]);
     slots.put(run.at(50), 1).unwrap();
@@ -111,7 +108,7 @@ fn s1_5_a_huge_entry_is_split_without_memory_and_cannot_fail() {
     assert_eq!([49, 51, 100, 511].map(count), [Ok(1), Ok(1), Ok(2), Ok(1)]);
     slots.put(run.at(100), 12).unwrap();
     (0..CLUSTER_SLOTS).filter(|&slot| slot != 50).for_each(|slot| slots.put(run.at(slot), 1).unwrap());
-    assert_eq!(CALLS.load(Relaxed), calls, "memory was asked for");
+    assert_eq!(CALLS.get(), calls, "memory was asked for");
     // An overflow in the middle takes memory of its own, for as long as it lasts.
     let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
     let count = |slot: usize| slots.look(run.at(slot)).map(|(_, count)| count);
