@@ -441,11 +441,11 @@ impl<K: Kernel> Engine<K> {
 
     /// From here on a page raises SIGBUS, and counts as lost; `false`: it cannot now. Counted first: the program may end by it at
     /// once, and the engine with it, and all that can be told then is what was counted.
-    pub(crate) fn loses(&self, at: usize, counter: &AtomicU64) -> bool {
+    pub(crate) fn loses(&self, at: usize, counter: &core::sync::atomic::AtomicU64) -> bool {
         Stats::add(counter, 1);
         let is_lost = self.kernel.poison(at, PAGE).is_ok();
         if !is_lost {
-            counter.fetch_sub(1, Relaxed);
+            counter.fetch_sub(1, core::sync::atomic::Ordering::Relaxed);
         }
         is_lost
     }
