@@ -28,14 +28,19 @@ pub fn mark(start: usize, len: usize) {
 /// Has the program become another? `None`: nobody can tell.
 fn left() -> Option<bool> {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let program = keeper::listed();
     // Seccomp filters of containers refuse to say it in one call.
-    let has_mark = || has_mark(keeper::listed());
-    let here = sys::same_memory(keeper::program(), me).or_else(has_mark).or_else(has_same_code)?;
-    // Its first thread, which is asked, has no memory when it has ended while others go on. Looked at after the other.
-    match here {
-        true => Some(false),
-        false => first_thread_lives().then_some(true),
+    let is_here = |id, listed| sys::same_memory(id, me).or_else(|| has_mark(listed));
+    if is_here(keeper::program(), program).or_else(has_same_code)? {
+        return Some(false);
     }
+    // Who has ended has no memory, as the first thread while others go on. Looked at after the other.
+    if goes_on(program) {
+        return Some(true);
+    }
+    let thread = numbers(file("task").as_c_str(), |thread| goes_on(thread).then_some(thread))?;
+    let is_here = is_here(number_of(thread)?, thread)?;
+    (is_here || goes_on(thread)).then_some(!is_here)
 }
 
 /// Whether the program has become another costs more to ask than how much it has, and what it has tells that too: another has
@@ -64,10 +69,10 @@ impl Sight {
         // Nothing: its first thread has ended.
         let seen = self.statm.as_ref().map(Statm::read).filter(|seen| seen.size != 0);
         let now = kernel.now();
-        let is_as_before = |seen: &Statm| {
+        let is_as_before = seen.as_ref().map_or(self.statm.is_some(), |seen| {
             (seen.size, seen.data) == (self.last.size, self.last.data) && seen.resident >= self.last.resident
-        };
-        if !(now < self.next && seen.as_ref().is_some_and(is_as_before)) {
+        });
+        if !(now < self.next && is_as_before) {
             match left() {
                 Some(true) => return None,
                 Some(false) => self.next = now + ASK_EVERY,
@@ -94,25 +99,31 @@ pub struct Guest {
 /// One that goes on when the program has gone: between `vfork` and its `exec`, or by `clone(CLONE_VM)`.
 pub fn guest() -> Option<Guest> {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
-    let all = open(c"/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut buffer = [const { MaybeUninit::uninit() }; 8192];
-    let mut all = RawDir::new(all, &mut buffer);
-    while let Some(entry) = all.next() {
-        let Some(listed) = entry.ok()?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let Some(id) = number_of(listed).filter(|id| *id != me) else { continue };
+    numbers(c"/proc", |listed| {
+        let id = number_of(listed).filter(|id| *id != me)?;
         // A fork's child may have its own counters where its parent has some.
         let has_same_mark = || {
             has_mark(listed)
                 .map(|has| has && mark_of(&file_of(listed, "maps")) == mark_of(c"/proc/self/maps"))
         };
         // Nobody keeps memory for a keeper.
-        if sys::same_memory(id, me).or_else(has_same_mark) == Some(true) && !is_keeper(listed) {
-            let watch = Pid::from_raw(id as i32).and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
-            if let Some(watch) = watch {
-                return Some(Guest { id, listed, watch });
-            }
+        if sys::same_memory(id, me).or_else(has_same_mark) != Some(true) || is_keeper(listed) {
+            return None;
+        }
+        let watch = Pid::from_raw(id as i32).and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok())?;
+        Some(Guest { id, listed, watch })
+    })
+}
+
+/// The first of the processes or threads in a directory of /proc for which there is an answer.
+fn numbers<T>(directory: &CStr, mut of: impl FnMut(u32) -> Option<T>) -> Option<T> {
+    let all = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut buffer = [const { MaybeUninit::uninit() }; 8192];
+    let mut all = RawDir::new(all, &mut buffer);
+    while let Some(entry) = all.next() {
+        let number = entry.ok()?.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        if let Some(found) = number.and_then(&mut of) {
+            return Some(found);
         }
     }
     None
@@ -176,10 +187,11 @@ fn has_same_code() -> Option<bool> {
     Some(pages(&file("statm"))? == pages(c"/proc/self/statm")?)
 }
 
-fn first_thread_lives() -> bool {
+/// Has this thread, or the first of this process, not ended?
+fn goes_on(listed: u32) -> bool {
     const PF_EXITING: u64 = 0x4;
     let mut line = [0; 512];
-    let flags = read(&file("stat"), &mut line).and_then(|line| {
+    let flags = read_of(listed, "stat", &mut line).and_then(|line| {
         // The name before is in parentheses and may hold anything.
         let name = line.iter().rposition(|byte| *byte == b')')?;
         word(&line[name..], 7)

@@ -89,7 +89,7 @@ impl Strays {
         let keepers: Vec<&Process> = all.iter().filter(|process| may_keep(process)).collect();
         let has_keeper = |process: &Process| {
             let shares =
-                |other: &Process| other.pid != process.pid && sys::same_memory(other.pid, process.pid);
+                |other: &Process| other.pid != process.pid && sys::same_memory(other.thread, process.thread);
             keepers.iter().any(|other| shares(other)) || may_keep(process) && all.iter().any(shares)
         };
         let (mut suspects, mut found) = (HashMap::new(), Vec::new());
@@ -105,8 +105,9 @@ impl Strays {
                 // Just now, maybe; or who is to start the keeper, on the same memory, gets no time.
                 Stage::Begun => {
                     let mut others = all.iter().filter(|other| other.pid != process.pid);
-                    let mut is_starting =
-                        || process.starved || others.any(|other| sys::same_memory(other.pid, process.pid));
+                    let mut is_starting = || {
+                        process.starved || others.any(|other| sys::same_memory(other.thread, process.thread))
+                    };
                     now - *suspect.begun.get_or_insert(now) < PATIENCE || age < LOADING && is_starting()
                 }
                 Stage::Never => false,
@@ -131,11 +132,11 @@ impl Strays {
 
     /// False: to be tried again.
     fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) -> bool {
-        let Process { pid, name, .. } = process;
+        let Process { pid, name, thread, .. } = process;
         if self.strict {
             let Ok(pidfd) = PidFd::open(*pid) else { return false };
             // While there is something to be read of it.
-            let why = self.reason(*pid);
+            let why = self.reason(*thread);
             // The number may have gone to another process before it was held.
             if Process::of(*pid).is_some_and(|now| now.started == process.started) {
                 pidfd.kill(libc::SIGKILL);
@@ -146,7 +147,7 @@ impl Strays {
         if is_told(name) {
             return true;
         }
-        let program = match fs::read_link(exe(*pid)) {
+        let program = match fs::read_link(exe(*thread)) {
             // Another user's.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => PathBuf::from(name),
             Err(_) => return false,
@@ -155,14 +156,14 @@ impl Strays {
         if self.told.insert(program) {
             say::warning(format_args!(
                 "{pid} ({name}): {}; its memory is not limited, but counts",
-                self.reason(*pid)
+                self.reason(*thread)
             ));
         }
         true
     }
 
     fn stage(&self, process: &Process) -> Stage {
-        let pid = process.pid;
+        let pid = process.thread;
         let loaded = match why_not_preloaded(pid, &self.agent) {
             None => Loaded::of(pid, "smaps", &self.agent),
             Some(_) => None,

@@ -27,12 +27,28 @@ pub struct Process {
     pub starved: bool,
     /// What it has in memory.
     pub resident_bytes: u64,
+    /// A thread of it that has not ended, the first if that has not: its memory and its files are seen there only.
+    pub thread: i32,
 }
 
 impl Process {
     /// The process of this number.
     pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        let first = Self::parse(&stat(&format!("/proc/{pid}"))?)?;
+        if !first.ending {
+            return Some(first);
+        }
+        // As a program whose `main` calls pthread_exit.
+        Some(first.seen_by_another().unwrap_or(first))
+    }
+
+    /// The same, as it is while threads go on after the first.
+    fn seen_by_another(&self) -> Option<Self> {
+        let Self { pid, started, .. } = *self;
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        let mut others = threads.filter_map(|thread| Self::parse(&stat(thread.ok()?.path().to_str()?)?));
+        let other = others.find(|thread| !thread.ending)?;
+        Some(Self { pid, started, name: self.name.clone(), ..other })
     }
 
     /// Has it ended since, or is it about to?
@@ -61,8 +77,14 @@ impl Process {
             stack: number(25).unwrap_or(0),
             resident_bytes: number(21)? * PAGE,
             starved: matches!(*fields.first()?, "R" | "D") && number(11)? + number(12)? < HARDLY,
+            thread: pid.parse().ok()?,
         })
     }
+}
+
+/// What /proc says of a process or a thread.
+fn stat(directory: &str) -> Option<String> {
+    fs::read_to_string(format!("{directory}/stat")).ok()
 }
 
 /// Is there a process of this number? Where nothing more can be opened it is known all the same.
@@ -182,7 +204,8 @@ mod tests {
     fn process(pid: i32, parent: i32) -> Process {
         let (name, started, stack) = ("x".into(), 1, 2);
         let (ending, stopped, starved) = (false, false, false);
-        Process { pid, parent, name, started, stack, ending, stopped, starved, resident_bytes: 0 }
+        let (thread, resident_bytes) = (pid, 0);
+        Process { pid, parent, name, started, stack, ending, stopped, starved, resident_bytes, thread }
     }
 
     #[test]
@@ -213,6 +236,42 @@ mod tests {
         assert!(descends_from(me, myself.parent));
         assert!(!descends_from(myself.parent, me));
         assert_eq!(translate(me, me), Some(me));
+    }
+
+    #[test]
+    fn a_process_has_not_ended_while_one_of_its_threads_goes_on() {
+        extern "C" fn goes_on(_: *mut libc::c_void) -> *mut libc::c_void {
+            // SAFETY: waits.
+            std::iter::repeat_with(|| unsafe { libc::pause() }).for_each(drop);
+            std::ptr::null_mut()
+        }
+        // SAFETY: the child makes a thread and ends its own; the arguments outlive that.
+        let pid = unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                let mut thread = 0;
+                libc::pthread_create(&mut thread, std::ptr::null(), goes_on, std::ptr::null_mut());
+                libc::syscall(libc::SYS_exit, 0);
+            }
+            pid
+        };
+        let first = || Process::parse(&stat(&format!("/proc/{pid}")).unwrap()).unwrap();
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !first().ending {
+            assert!(std::time::Instant::now() < patience);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let process = Process::of(pid).unwrap();
+        assert!(!process.ending && !process.has_ended() && process.thread != pid);
+        assert_eq!((process.pid, process.started, process.name), (pid, first().started, first().name));
+        assert!(process.resident_bytes > 0 && process.stack != 0);
+        // SAFETY: takes numbers; nobody waits for a status.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        while !Process::of(pid).unwrap().ending {
+            assert!(std::time::Instant::now() < patience);
+        }
+        // SAFETY: as above.
+        unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
     }
 
     #[test]

@@ -118,23 +118,24 @@ impl Counted {
             });
             let Some(all) = all else { return };
             let memories = memories(&all);
-            known.retain(|pid, _| memories.contains(pid));
-            self.bytes.store(memories.into_iter().filter_map(|pid| own(pid, &mut known)).sum(), Relaxed);
+            known.retain(|thread, _| memories.contains(thread));
+            self.bytes
+                .store(memories.into_iter().filter_map(|thread| own(thread, &mut known)).sum(), Relaxed);
             thread::sleep(EVERY.max(SHARE * begun.elapsed()));
         }
     }
 }
 
-/// One process of each memory: some may share theirs, without being threads.
+/// A thread of one process of each memory: some may share theirs, without being threads of one.
 fn memories(all: &[Process]) -> HashSet<i32> {
     // Who shares memory has the same stack, as a fork's child has.
     let mut by_stack: HashMap<u64, Vec<i32>> = HashMap::new();
-    for pid in all.iter().map(|process| process.pid) {
-        // It may execute another program by now.
-        let Some(stack) = Process::of(pid).map(|process| process.stack) else { continue };
+    for process in all {
+        // It may execute another program by now, or its first thread have ended.
+        let Some(Process { stack, thread, .. }) = Process::of(process.pid) else { continue };
         let alike = by_stack.entry(stack).or_default();
-        if !alike.iter().take(COMPARED).any(|other| sys::same_memory(*other, pid)) {
-            alike.push(pid);
+        if !alike.iter().take(COMPARED).any(|other| sys::same_memory(*other, thread)) {
+            alike.push(thread);
         }
     }
     by_stack.into_values().flatten().collect()
@@ -148,15 +149,15 @@ struct Count {
     part: u64,
 }
 
-/// The memory that is a process's own, without files, in bytes: of what it shares since a fork its part, or all if it lets
-/// nobody look closer.
-fn own(pid: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+/// The memory that is a process's own, as one of its threads has it, without files, in bytes: of what it shares since a fork
+/// its part, or all if it lets nobody look closer.
+fn own(thread: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{thread}/{file}")).ok();
     let text = read("statm")?;
     let mut pages = text.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
     let (resident, shared) = (pages.next()?, pages.next()?);
     let whole = resident.saturating_sub(shared) * PAGE;
-    if let Some(count) = known.get(&pid) {
+    if let Some(count) = known.get(&thread) {
         let change = count.whole.abs_diff(whole);
         if change < MUCH.max(whole / 16) && count.at.elapsed() < AGAIN {
             return Some((count.part + whole).saturating_sub(count.whole));
@@ -167,7 +168,7 @@ fn own(pid: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     };
     let part = read("smaps_rollup").and_then(part).unwrap_or(whole);
-    known.insert(pid, Count { at: Instant::now(), whole, part });
+    known.insert(thread, Count { at: Instant::now(), whole, part });
     Some(part)
 }
 

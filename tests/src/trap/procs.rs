@@ -42,6 +42,9 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
     Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
         .may_log(),
+    Trap::new("exec-first-ends", "executes a program whose first thread ends at once", exec_first_ends)
+        .need_not_swap()
+        .may_log(),
     Trap::new("exec-filtered-fork", "forks with memory out where a filter forbids that", exec_filtered_fork)
         .may_log(),
     Trap::new(
@@ -486,19 +489,52 @@ fn exec_threads(ctx: &Ctx) -> Outcome {
     super::load::join(thread)
 }
 
+/// As many as this process and its keeper are: that of the program before goes.
+fn are_children_of_run(count: usize) -> Outcome {
+    let run = std::os::unix::process::parent_id();
+    let children = format!("/proc/{run}/task/{run}/children");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while std::fs::read_to_string(&children)?.split_whitespace().count() > count {
+        ensure!(Instant::now() < deadline, "a keeper stays that has nothing to keep");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Before the keeper, which rests, has looked again. The second program has none.
+fn exec_first_ends(ctx: &Ctx) -> Outcome {
+    if ctx.args.is_empty() {
+        if !sys::under_pageout() {
+            return Ok(());
+        }
+        let mut words = arguments(ctx, "exec-first-ends", ctx.size)?;
+        words.push(c"second".into());
+        let none = [std::ptr::null()];
+        let pointers: Vec<_> = words.iter().map(|word| word.as_ptr()).chain(none).collect();
+        // SAFETY: the pointers are C strings and end with null.
+        unsafe { libc::execve(pointers[0], pointers.as_ptr(), none.as_ptr()) };
+        return Err(Stop::Wrong(format!("exec: {}", std::io::Error::last_os_error())));
+    }
+    std::thread::spawn(|| {
+        let outcome = are_children_of_run(1);
+        if outcome.is_ok() {
+            println!("ok");
+        }
+        sys::leave(outcome)
+    });
+    // SAFETY: ends this thread, which nobody waits for.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    unreachable!("the thread has ended")
+}
+
 /// As in containers. The second program has a keeper that has the filter; the third looks whether that has gone.
 fn exec_filtered(ctx: &Ctx) -> Outcome {
     let stage = ctx.args.first().map(String::as_str);
     if stage == Some("third") {
-        // The children of run: this process, and keepers.
-        let run = std::os::unix::process::parent_id();
-        let children = format!("/proc/{run}/task/{run}/children");
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while sys::under_pageout() && std::fs::read_to_string(&children)?.split_whitespace().count() > 2 {
-            ensure!(Instant::now() < deadline, "a keeper stays that has nothing to keep");
-            std::thread::sleep(Duration::from_millis(20));
+        if !sys::under_pageout() {
+            return Ok(());
         }
-        return Ok(());
+        return are_children_of_run(2);
     }
     let next = if stage.is_none() { c"second" } else { c"third" };
     let mut words = arguments(ctx, "exec-filtered", ctx.size)?;
