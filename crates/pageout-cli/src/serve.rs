@@ -31,7 +31,7 @@ use crate::seats::Seats;
 use crate::sys::{self, Mapping, PidFd};
 use crate::tree::{self, Process};
 use crate::trunks::Trunk;
-use crate::unlimited::Unlimited;
+use crate::unlimited::{Unlimited, Why};
 use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
@@ -281,7 +281,7 @@ impl Server {
         let connected =
             self.connections.iter().filter_map(|c| c.client.as_ref()).map(|client| of(client, None));
         let leaving = self.leaving.iter().map(|leaving| of(&leaving.client, Some(State::Ending)));
-        let unlimited = self.unlimited.living(false).into_iter().map(ProcessView::unlimited);
+        let unlimited = self.unlimited.living(|why| why != Why::Elsewhere);
         View {
             run: std::process::id() as i32,
             main: self.program.0,
@@ -289,7 +289,10 @@ impl Server {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             limit_bytes: self.settings.limit_bytes,
             devices: self.mounts.iter().map(|(number, mount)| DeviceView::of(mount, used(number))).collect(),
-            processes: connected.chain(leaving).chain(unlimited).collect(),
+            processes: connected
+                .chain(leaving)
+                .chain(unlimited.into_iter().map(ProcessView::unlimited))
+                .collect(),
             ended: self.report.total().json(),
         }
     }
@@ -304,13 +307,13 @@ impl Server {
         let clients = self.clients().map(|client| client.pid);
         let keepers =
             self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
-        let aside = self.unlimited.living(true).into_iter().map(|process| process.pid);
+        let aside = self.unlimited.living(|why| why == Why::Aside).into_iter().map(|process| process.pid);
         clients.chain(keepers).chain(aside).collect()
     }
 
-    /// These never had a keeper, and get none: what they have counts.
-    pub fn cannot_limit(&self, strays: Vec<Process>) {
-        strays.into_iter().for_each(|process| self.unlimited.add(process, false));
+    /// These have no keeper of ours, and get none: what they have counts.
+    pub fn cannot_limit(&self, found: Vec<(Process, Why)>) {
+        found.into_iter().for_each(|(process, why)| self.unlimited.add(process, why));
     }
 
     /// Whether it was said why a program of this name is not limited.
@@ -654,7 +657,7 @@ impl Server {
         }
         if connection.bye == Some(BYE_ASIDE) {
             if let Some(process) = Process::of(client.pid) {
-                self.unlimited.add(process, true);
+                self.unlimited.add(process, Why::Aside);
             }
         }
         // Nothing is missed then.

@@ -2,7 +2,8 @@
 //!
 //! The agent says hello before `main`, and a fork's child before it goes on. So a process that looks at /proc find
 //! without a connection for a second has none to come; unless the machine is so busy that its keeper, which is there,
-//! had no time to say it; or it is still being loaded; or it is stopped, or another `pageout run` limits it.
+//! had no time to say it; or it is still being loaded; or it is stopped, or another `pageout run` limits it: such are found
+//! for what they have.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -15,6 +16,7 @@ use crate::program;
 use crate::say;
 use crate::sys::{self, PidFd};
 use crate::tree::{self, Process};
+use crate::unlimited::Why;
 
 /// Between two looks, at first and with `--strict` always.
 const SHORTEST: Duration = Duration::from_millis(200);
@@ -46,7 +48,7 @@ struct Suspect {
     since: Instant,
     /// Since when the agent is known to have begun there.
     begun: Option<Instant>,
-    /// It is one, and was treated so.
+    /// It is one, and was treated so; or it is another run's.
     stray: bool,
 }
 
@@ -74,15 +76,14 @@ impl Strays {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Looks: those that are found to be strays and live on. The processes that are `known` are none. `is_told`: it was said
-    /// why programs of a name have no keeper.
-    pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<Process> {
+    /// Looks: those that are found to be strays and live on, or to be another run's. The processes that are `known` are none.
+    /// `is_told`: it was said why programs of a name have no keeper.
+    pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<(Process, Why)> {
         let me = std::process::id() as i32;
         let all = tree::descendants(me);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
         let mut other_runs = OtherRuns::among(&all);
-        let alone = alone.filter(|process| !other_runs.have(process.pid));
         // Or is one, or shares the memory of one that has. Keepers are our children, or those of whoever gets our part of
         // the tree's orphans.
         let may_keep = |process: &Process| process.parent == me || process.name == "pageout";
@@ -99,6 +100,13 @@ impl Strays {
             let identity = (process.pid, process.started, process.stack);
             let new = Suspect { since: now, begun: None, stray: false };
             let mut suspect = self.suspects.get(&identity).copied().unwrap_or(new);
+            if other_runs.have(process.pid) {
+                if !std::mem::replace(&mut suspect.stray, true) {
+                    found.push((process.clone(), Why::Elsewhere));
+                }
+                suspects.insert(identity, suspect);
+                continue;
+            }
             let age = now - suspect.since;
             let is_awaited = |suspect: &mut Suspect| match self.stage(process) {
                 Stage::Loading => age < LOADING,
@@ -117,7 +125,7 @@ impl Strays {
                 !suspect.stray && (age < PATIENCE || has_keeper(process) || is_awaited(&mut suspect));
             if !may_come && !suspect.stray {
                 suspect.stray = self.treat(process, &is_told);
-                found.extend((suspect.stray && !self.strict).then(|| process.clone()));
+                found.extend((suspect.stray && !self.strict).then(|| (process.clone(), Why::Stray)));
             }
             news |= may_come;
             suspects.insert(identity, suspect);

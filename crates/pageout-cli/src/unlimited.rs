@@ -1,5 +1,5 @@
-//! Processes of a run that have no limit of their own: static programs, those of another user, those whose keeper stepped
-//! aside. What they have counts as memory that cannot go: the others leave room for it.
+//! Processes of a run that it does not limit: static programs, those of another user, those whose keeper stepped aside, those
+//! that another run below it limits. What they have counts as memory that cannot go: the others leave room for it.
 //!
 //! Counted by a thread that runs while there are some: the kernel's count takes the lock of a process's mappings, and run waits
 //! for no process. It walks all pages meanwhile, and who maps memory waits: so only when much has changed.
@@ -48,8 +48,18 @@ struct Members {
 #[derive(Debug, Clone)]
 struct Member {
     process: Process,
+    why: Why,
+}
+
+/// Why a process has no limit from us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
     /// It had a keeper, which stepped aside on purpose.
-    aside: bool,
+    Aside,
+    /// It cannot have one.
+    Stray,
+    /// Another run gives it one.
+    Elsewhere,
 }
 
 impl Unlimited {
@@ -59,11 +69,11 @@ impl Unlimited {
     }
 
     /// It has none from now on.
-    pub fn add(&self, process: Process, aside: bool) {
+    pub fn add(&self, process: Process, why: Why) {
         let pid = process.pid;
         let was_counted = self.counted.with(|members| {
             members.all.retain(|member| member.process.pid != pid);
-            members.all.push(Member { process, aside });
+            members.all.push(Member { process, why });
             std::mem::replace(&mut members.counted, self.counts)
         });
         if was_counted || !self.counts {
@@ -82,11 +92,11 @@ impl Unlimited {
         self.counted.with(|members| members.all.retain(|member| member.process.pid != pid));
     }
 
-    /// Those that have not ended; `aside`: only whose keeper stepped aside.
-    pub fn living(&self, aside: bool) -> Vec<Process> {
+    /// Those that have not ended and are asked for.
+    pub fn living(&self, is_asked: impl Fn(Why) -> bool) -> Vec<Process> {
         self.counted.with(|members| {
             members.all.retain(|member| !member.process.has_ended());
-            let asked = members.all.iter().filter(|member| !aside || member.aside);
+            let asked = members.all.iter().filter(|member| is_asked(member.why));
             asked.filter_map(|member| Process::of(member.process.pid)).collect()
         })
     }
@@ -188,13 +198,13 @@ mod tests {
                 thread::sleep(Duration::from_millis(5));
             }
         };
-        let there = || (unlimited.living(false).len(), unlimited.living(true).len());
-        unlimited.add(process.clone(), false);
+        let there = || (unlimited.living(|_| true).len(), unlimited.living(|why| why == Why::Aside).len());
+        unlimited.add(process.clone(), Why::Stray);
         until(&|| unlimited.bytes() > 0);
         assert_eq!(there(), (1, 0));
         unlimited.forget(process.pid);
         until(&|| unlimited.bytes() == 0);
-        unlimited.add(process, true);
+        unlimited.add(process, Why::Aside);
         until(&|| unlimited.bytes() > 0);
         assert_eq!(there(), (1, 1));
         child.kill().unwrap();

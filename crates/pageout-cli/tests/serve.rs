@@ -150,7 +150,11 @@ fn role() {
         "daemon" => daemon_role(),
         "killed parent" => killed_parent_role(),
         "cleared" => cleared_role(),
-        "cleared and large" => cleared_and_large_role(),
+        "cleared and large" => large_role(Command::new("/bin/sh").env_clear()),
+        "nested and large" => {
+            let mut run = Command::new(env!("CARGO_BIN_EXE_pageout"));
+            large_role(run.args(["run", "-q", "-s", "mem,size=64M", "/bin/sh"]))
+        }
         "other user" => other_user_role(),
         "other root" => other_root_role(),
         "aside" => aside_role(),
@@ -756,13 +760,12 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     assert!(killed.out.contains("signal: 9"), "{}", killed.out);
 }
 
-/// The same with 30 MiB, until its input ends.
-fn cleared_and_large_role() {
+/// A shell without a keeper of this run, with 30 MiB, until its input ends.
+fn large_role(shell: &mut Command) {
     const LARGE: u64 = 30 << 20;
     let (_keeper, _, _, tree, _) = Keeper::welcomed();
     let script = format!("x=$(head -c {LARGE} /dev/zero | tr '\\0' x); read y");
-    let mut child =
-        Command::new("/bin/sh").arg("-c").arg(script).env_clear().stdin(Stdio::piped()).spawn().unwrap();
+    let mut child = shell.arg("-c").arg(script).stdin(Stdio::piped()).spawn().unwrap();
     let patience = Instant::now() + Duration::from_secs(30);
     let until = |is_so: &dyn Fn(u64) -> bool| {
         while !is_so(tree.tree().used()) {
@@ -772,7 +775,7 @@ fn cleared_and_large_role() {
     };
     until(&|used| used >= LARGE);
     let shown = Command::new(env!("CARGO_BIN_EXE_pageout")).args(["ps"]).output().unwrap();
-    println!("{}", String::from_utf8_lossy(&shown.stdout));
+    println!("{}{}", String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
     drop(child.stdin.take());
     child.wait().unwrap();
     until(&|used| used == 0);
@@ -787,6 +790,12 @@ fn what_descendants_without_the_agent_have_counts() {
         "{}",
         ended.out
     );
+}
+
+#[test]
+fn what_descendants_of_another_run_have_counts() {
+    let ended = run(&Place::new(), "nested and large", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{}", ended.out);
 }
 
 /// As an entrypoint of a container does.
