@@ -160,7 +160,7 @@ impl Server {
                 engine.calls.ring();
             }
             let wakes = if self.settled != 0 { engine.crowd.wakes() } else { Wakes::Apart };
-            self.answer_where(engine, fault, wakes);
+            self.answer_where(engine, fault, engine.kernel.now(), wakes);
             if engine.is_inline() {
                 engine.answered.ring_all();
             }
@@ -191,10 +191,11 @@ impl Server {
         let wakes = if small && leader.is_some() { engine.crowd.wakes() } else { Wakes::Apart };
         engine.helps_itself.store(small, Relaxed);
         self.settle(engine, wakes != Wakes::Apart);
+        let read = engine.kernel.now();
         if small {
             self.make_room(engine);
         }
-        self.answer_where(engine, fault, wakes);
+        self.answer_where(engine, fault, read, wakes);
         if self.next.is_some() && leader.is_some() {
             drop(leader);
             engine.calls.ring();
@@ -226,11 +227,10 @@ impl Server {
         }
     }
 
-    /// Answers a fault, so that the thread wakes up where it is to. If it faults alone and may not run
-    /// here, the server goes to where it may.
-    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, wakes: Wakes) {
+    /// Answers a fault that was read at `started` (ns), so that the thread wakes up where it is to. If it faults alone and may
+    /// not run here, the server goes to where it may.
+    fn answer_where<K: Kernel>(&mut self, engine: &Engine<K>, fault: Fault, started: u64, wakes: Wakes) {
         let (thread, threads) = (fault.thread, engine.crowd.threads());
-        let started = engine.kernel.now();
         self.calls = match wakes {
             Wakes::Apart => false,
             Wakes::Called => true,
