@@ -235,19 +235,47 @@ impl Turn {
     }
 }
 
-/// Before a fork of the calling process, or of one that shares its memory.
-pub fn before() -> Turn {
+/// Before a fork of the calling process, or of one that shares its memory. None: not now (EAGAIN), since the calling thread is
+/// in a fork already, as a handler of fork is, or another is for ever.
+pub fn before() -> Option<Turn> {
     let mask = sys::block_signals_from_elsewhere();
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Turn { mask, asked: false, out: false };
+        return Some(Turn { mask, asked: false, out: false });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     UNASKED.fetch_sub(1, Ordering::SeqCst);
-    TURN.take(own_number());
+    if !take_turn(own_number()) {
+        sys::set_signals(mask);
+        return None;
+    }
     let out = ask(ASKED) == GRANTED_OUT;
-    Turn { mask, asked: true, out }
+    Some(Turn { mask, asked: true, out })
+}
+
+/// Waits for the others, a minute for each; false: one has not come to its end by then.
+fn take_turn(me: u32) -> bool {
+    /// Looks of 10 ms.
+    const A_SECOND: u32 = 100;
+    if TURN.owner() == me {
+        return false;
+    }
+    let (mut whose, mut seconds) = (0, 0);
+    while let Err(now) = TURN.take_within(me, A_SECOND, Wait::Asleep) {
+        if sys::is_orphan(&TURN) && TURN.take_from(now, me) {
+            // A process that shares the memory was killed as it forked.
+            end();
+            answer(FREE);
+            return true;
+        }
+        seconds = if now == whose { seconds + 1 } else { 0 };
+        whose = now;
+        if seconds == 60 {
+            return false;
+        }
+    }
+    true
 }
 
 /// Stack that is needed from [`bequeath`] to [`cloned`], or to the end of [`child_inherits`]: 400 bytes, and some to spare.

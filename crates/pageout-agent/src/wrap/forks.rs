@@ -22,7 +22,7 @@ type Fork = unsafe extern "C" fn() -> c_int;
 
 /// A fork by libc. Its child is ours from the clone on.
 fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
-    let mut turn = fork::before();
+    let Some(mut turn) = fork::before() else { return fail(Errno::AGAIN) };
     let dispatched = turn.is_out() && dispatch::begin();
     if turn.is_out() && !dispatched && !turn.bring_home() {
         turn.end();
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn clone(
         // SAFETY: as the caller promises.
         return unsafe { next(main, stack, flags, argument, parent, tls, child) };
     };
-    let turn = fork::before();
+    let Some(turn) = fork::before() else { return fail(Errno::AGAIN) };
     if turn.is_out() {
         bring_in((stack as usize).wrapping_sub(fork::STACK), fork::STACK);
         bring_in_ids(flags as u64, parent as usize, child as usize);

@@ -223,7 +223,7 @@ unsafe extern "C" fn by_number(
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,
         };
-        let mut turn = fork::before();
+        let Some(mut turn) = fork::before() else { return fail(Errno::AGAIN).into() };
         match number as u32 {
             raw::__NR_clone if turn.is_out() => bring_in_ids(a as u64, c, d),
             raw::__NR_clone3 if turn.is_out() => {
