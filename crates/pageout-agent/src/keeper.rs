@@ -174,6 +174,20 @@ pub fn listed() -> u32 {
     LISTED.load(Ordering::Relaxed)
 }
 
+/// The calling process's.
+fn listed_self() -> Option<u32> {
+    let mut name = [const { core::mem::MaybeUninit::uninit() }; 16];
+    let (name, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut name).ok()?;
+    core::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Looks whether /proc is that of the keeper's namespace by now, `me` its number there, which has the program's, too.
+pub fn list_again(me: u32) {
+    if listed() != program() && listed_self() == Some(me) {
+        LISTED.store(program(), Ordering::Relaxed);
+    }
+}
+
 /// Has the keeper not ended?
 pub fn is_there() -> bool {
     let keeper = KEEPER.load(Ordering::SeqCst);
@@ -198,10 +212,7 @@ pub fn start(path: Path) -> bool {
     if memory::reserve().is_err() {
         return false;
     }
-    let mut name = [const { core::mem::MaybeUninit::uninit() }; 16];
-    let name = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut name).ok();
-    let listed = name.and_then(|(name, _)| core::str::from_utf8(name).ok()?.parse().ok());
-    LISTED.store(listed.unwrap_or(0), Ordering::Relaxed);
+    LISTED.store(listed_self().unwrap_or(0), Ordering::Relaxed);
     PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     let mask = sys::block_signals();
     let sent = send_messenger();

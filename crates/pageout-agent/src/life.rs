@@ -256,10 +256,13 @@ impl Life {
 
     /// The program has gone, and with it the keeper, unless somebody else has its memory.
     fn end(&mut self, reason: u64) {
-        if let Some(keeper) = keeper::active() {
+        let keeper = keeper::active();
+        if keeper.is_some() || exit::may_have_guests() {
             if let Some(guest) = program::guest() {
                 return self.stay_for(guest);
             }
+        }
+        if let Some(keeper) = keeper {
             fork::end();
             self.tell_of_forks(keeper);
         }

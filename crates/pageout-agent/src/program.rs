@@ -3,7 +3,7 @@
 //! What cannot be told is no: a keeper that stays too long costs memory, one that goes too early costs data.
 
 use crate::maps::Maps;
-use crate::{keeper, sys};
+use crate::{exit, keeper, sys};
 use alloc::ffi::CString;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -28,6 +28,8 @@ pub fn mark(start: usize, len: usize) {
 /// Has the program become another? `None`: nobody can tell.
 fn left() -> Option<bool> {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    // It may have mounted a /proc of its own namespace, as who makes a container does.
+    keeper::list_again(me);
     let program = keeper::listed();
     // Seccomp filters of containers refuse to say it in one call.
     let is_here = |id, listed| sys::same_memory(id, me).or_else(|| has_mark(listed));
@@ -96,8 +98,15 @@ pub struct Guest {
     pub watch: OwnedFd,
 }
 
-/// One that goes on when the program has gone: between `vfork` and its `exec`, or by `clone(CLONE_VM)`.
+/// One that goes on when the program has gone: between `vfork` and its `exec`, or by `clone(CLONE_VM)`. Where there may be
+/// one, nobody is there only after some looks: each may end as it is looked at, and have made the next.
 pub fn guest() -> Option<Guest> {
+    const LOOKS: usize = 50;
+    let looks = if exit::may_have_guests() { LOOKS } else { 1 };
+    (0..looks).find_map(|_| look_for_guest())
+}
+
+fn look_for_guest() -> Option<Guest> {
     let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
     numbers(c"/proc", |listed| {
         let id = number_of(listed).filter(|id| *id != me)?;
@@ -141,9 +150,18 @@ fn mark_of(maps: &CStr) -> Option<u64> {
     file
 }
 
-/// Is it a keeper, by its name?
+/// Is it a keeper, by its name and because no signal reaches it? A program may be called so, too.
 pub fn is_keeper(listed: u32) -> bool {
-    read_of(listed, "comm", &mut [0; 16]) == Some(b"pageout\n")
+    // SIGKILL and SIGSTOP cannot be blocked.
+    const UNBLOCKED: u64 = 1 << 8 | 1 << 18;
+    let mut status = [0; 4096];
+    let Some(status) = read_of(listed, "status", &mut status) else { return false };
+    let of = |name: &[u8]| status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+    let blocked = of(b"SigBlk:\t").and_then(|mask| core::str::from_utf8(mask).ok());
+    of(b"Name:\t") == Some(b"pageout")
+        && blocked
+            .and_then(|mask| u64::from_str_radix(mask, 16).ok())
+            .is_some_and(|mask| mask | UNBLOCKED == !0)
 }
 
 /// What we call the process that /proc calls so, which may list those of another namespace.
