@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,8 @@ use crate::sys;
 const BYTES: &[u8] = include_bytes!(env!("PAGEOUT_AGENT_FILE"));
 /// Its name, which changes whenever it does: a running program keeps the one that it has mapped.
 const NAME: &str = concat!("libpageout_agent-", env!("PAGEOUT_AGENT_HASH"), ".so");
+/// How every version's begins.
+const STEM: &str = "libpageout_agent";
 
 /// Where it may be unpacked, best first, and whether the user chose.
 fn candidates() -> (Vec<PathBuf>, bool) {
@@ -144,17 +146,21 @@ fn write(directory: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<File> {
 
 /// LD_PRELOAD with `agent` behind what it names already: who comes first wins, and an allocator must stay first.
 pub fn preload(before: Option<OsString>, agent: &Path) -> OsString {
-    let mut list = before.unwrap_or_default();
+    let before = before.unwrap_or_default();
     // Compared as the bytes that they are: other spellings of a path are other names to the loader.
-    let mut names = list.as_bytes().split(|byte| b": ".contains(byte));
-    if names.any(|name| name == agent.as_os_str().as_bytes()) {
-        return list;
+    let ours = agent.as_os_str().as_bytes();
+    // Another version's, or another directory's, of a run that this one is in: two in a process would each manage the
+    // other's memory, and wait for it for ever.
+    let is_another = |name: &[u8]| {
+        let start = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+        name != ours && start.starts_with(STEM.as_bytes())
+    };
+    let names = before.as_bytes().split(|byte| b": ".contains(byte)).filter(|name| !name.is_empty());
+    let mut list: Vec<&[u8]> = names.filter(|name| !is_another(name)).collect();
+    if !list.contains(&ours) {
+        list.push(ours);
     }
-    if !list.is_empty() {
-        list.push(":");
-    }
-    list.push(agent);
-    list
+    OsString::from_vec(list.join(&b':'))
 }
 
 #[cfg(test)]
@@ -167,7 +173,12 @@ mod tests {
         let agent = Path::new("/c/a.so");
         assert_eq!(preload(None, agent), "/c/a.so");
         assert_eq!(preload(Some("".into()), agent), "/c/a.so");
-        assert_eq!(preload(Some("/j.so /k.so".into()), agent), "/j.so /k.so:/c/a.so");
+        assert_eq!(preload(Some("/j.so /k.so".into()), agent), "/j.so:/k.so:/c/a.so");
+        let another = Some("/d/libpageout_agent-1a.so:/j.so /e/libpageout_agent.so".into());
+        assert_eq!(preload(another, agent), "/j.so:/c/a.so");
+        let ours = Path::new("/c/libpageout_agent-2b.so");
+        let again = "/c/libpageout_agent-2b.so:/j.so";
+        assert_eq!(preload(Some(again.into()), ours), again);
         assert_eq!(preload(Some("/c/a.so:/j.so".into()), agent), "/c/a.so:/j.so");
     }
 

@@ -37,8 +37,17 @@ const CLOCKS: [i32; 3] = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
 /// What the kernel says to the first of a session alone when its terminal goes away.
 const HANGUP: [i32; 2] = [libc::SIGHUP, libc::SIGCONT];
 /// Other signals that are the program's affair; those of real time are as well. Not those of job control: the
-/// terminal stops the whole group, and we must stop with it for the shell to notice. Nor those of our own faults.
-const OTHERS: [i32; 10] = [
+/// terminal stops the whole group, and we must stop with it for the shell to notice. What our own faults raise ends us all the
+/// same: the kernel does not wait until that is unblocked, nor does abort(3).
+const OTHERS: [i32; 18] = [
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGPIPE,
+    libc::SIGSEGV,
+    libc::SIGTRAP,
+    libc::SIGURG,
     libc::SIGUSR1,
     libc::SIGUSR2,
     libc::SIGWINCH,
@@ -55,7 +64,8 @@ const OTHERS: [i32; 10] = [
 pub const LEAST_OPEN_FILES: u64 = 64;
 
 /// How long the keepers of ended processes may take to say what they have to say.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longer than it takes to know who has none.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs the program; our exit status.
 pub fn run(options: &RunOptions) -> Result<i32> {
@@ -101,6 +111,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
         .env(ENV_RUN, server.socket_path());
     signals.restore_in(&mut command, dispositions, open_files, umask);
+    // Of what we were before: a shell that had begun them executed us.
+    let earlier = tree::descendants(std::process::id() as i32);
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();
@@ -109,7 +121,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
-    let strays = Strays::new(config.strict, &agent, server.socket_path());
+    let strays = Strays::new(config.strict, &agent, server.socket_path(), &earlier);
     let status = look_after(main, &signals, &mut server, strays);
     server.close();
     let status = status?;
@@ -136,10 +148,12 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
                     said = true;
                 }
             } else {
-                let patient = deserted.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS;
+                let patience = strays.patience().unwrap_or(LAST_WORDS);
+                let patient = deserted.get_or_insert_with(Instant::now).elapsed() < patience;
                 // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
                 // do without us, however long it takes.
-                let more = server.awaits_heirs() || patient && tree::has_children_but(&server.known());
+                let known = &server.known() | &strays.earlier();
+                let more = server.awaits_heirs() || patient && tree::has_children_but(&known);
                 if !more && (server.is_idle() || !patient) {
                     return Ok(status);
                 }
@@ -163,6 +177,7 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         while let Some((pid, status)) = sys::reap() {
             if pid == main {
                 ended = Some(status);
+                strays.look_soon();
             }
         }
         if strays.due_in().is_zero() {

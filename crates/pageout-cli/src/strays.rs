@@ -40,6 +40,10 @@ pub struct Strays {
     suspects: HashMap<(i32, u64, u64), Suspect>,
     /// Programs that were told of.
     told: HashSet<PathBuf>,
+    /// Processes that are not of this run, nor is what descends from them: number and start.
+    earlier: HashSet<(i32, u64)>,
+    /// Somebody is still being loaded.
+    awaits: bool,
 }
 
 /// Who may be one.
@@ -64,11 +68,22 @@ enum Stage {
 }
 
 impl Strays {
-    /// Nothing seen yet. `strict`: kill them.
-    pub fn new(strict: bool, agent: &Path, socket: &Path) -> Self {
+    /// Nothing seen yet. `strict`: kill them. The children that we had `earlier` are not ours to judge.
+    pub fn new(strict: bool, agent: &Path, socket: &Path, earlier: &[Process]) -> Self {
+        let earlier = earlier.iter().map(|process| (process.pid, process.started)).collect();
         let (agent, socket) = (agent.to_owned(), socket.to_owned());
         let (interval, next) = (SHORTEST, Instant::now() + SHORTEST);
-        Self { strict, agent, socket, interval, next, suspects: HashMap::new(), told: HashSet::new() }
+        Self {
+            strict,
+            agent,
+            socket,
+            interval,
+            next,
+            suspects: HashMap::new(),
+            told: HashSet::new(),
+            earlier,
+            awaits: false,
+        }
     }
 
     /// Until the next look.
@@ -76,11 +91,26 @@ impl Strays {
         self.next.saturating_duration_since(Instant::now())
     }
 
+    /// Those that are not ours to judge, by number.
+    pub fn earlier(&self) -> HashSet<i32> {
+        self.earlier.iter().map(|(pid, _)| *pid).collect()
+    }
+
+    /// The program has ended, and may have left somebody who is not known yet.
+    pub fn look_soon(&mut self) {
+        (self.interval, self.next) = (SHORTEST, Instant::now());
+    }
+
+    /// How long to wait for who may still say hello, if that is known.
+    pub fn patience(&self) -> Option<Duration> {
+        self.awaits.then_some(LOADING)
+    }
+
     /// Looks: those that are found to be strays and live on, or to be another run's. The processes that are `known` are none.
     /// `is_told`: it was said why programs of a name have no keeper.
     pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<(Process, Why)> {
         let me = std::process::id() as i32;
-        let all = tree::descendants(me);
+        let all = tree::descendants_but(me, &self.earlier);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
         let mut other_runs = OtherRuns::among(&all);
@@ -130,6 +160,7 @@ impl Strays {
             news |= may_come;
             suspects.insert(identity, suspect);
         }
+        self.awaits = suspects.values().any(|suspect| !suspect.stray);
         self.suspects = suspects;
         if !self.strict {
             self.interval = (self.interval * 2).min(LONGEST);

@@ -431,7 +431,9 @@ impl Signals {
             (got == len as isize).then(|| info.assume_init())?
         };
         // SI_USER, SI_QUEUE and SI_TKILL are what processes send; positive codes are the kernel's.
-        Some(Signal { number: info.ssi_signo as i32, from_process: info.ssi_code <= 0 })
+        // But for our own write to a pipe that nobody reads, which looks as if we had sent it.
+        let from_process = info.ssi_code <= 0 && info.ssi_pid != std::process::id();
+        Some(Signal { number: info.ssi_signo as i32, from_process })
     }
 
     /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with.

@@ -94,9 +94,15 @@ pub fn exists(pid: i32) -> bool {
 
 /// All that descend from `root`, without it, as far as they can be seen.
 pub fn descendants(root: i32) -> Vec<Process> {
+    descendants_but(root, &HashSet::new())
+}
+
+/// The same, without these, by number and start, and what descends from them.
+pub fn descendants_but(root: i32, not: &HashSet<(i32, u64)>) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    below(root, pids.filter_map(Process::of).collect())
+    let all = pids.filter_map(Process::of).filter(|process| !not.contains(&(process.pid, process.started)));
+    below(root, all.collect())
 }
 
 /// All that descend from the calling process; none where some may be missing, for want of descriptors or memory.
