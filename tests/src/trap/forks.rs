@@ -15,6 +15,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-exit", "ten children that exit at once", fork_exit).may_log(),
     Trap::new("fork-write", "parent and child write the same pages", fork_write).may_log(),
     Trap::new("fork-deep", "a child of a child reads what its parents wrote", fork_deep).may_log(),
+    Trap::new("fork-in-handlers", "forks in handlers of fork", fork_in_handlers).may_log(),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
     Trap::new(
         "fork-snapshot",
@@ -948,6 +949,37 @@ fn wipeonfork(ctx: &Ctx) -> Outcome {
     sys::wait_for(child, 0)?;
     ballast.walk()?;
     field.check(1)
+}
+
+/// A child, or none now: it may be refused.
+extern "C" fn fork_again() {
+    static WITHIN: AtomicBool = AtomicBool::new(false);
+    if WITHIN.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    // SAFETY: the child ends at once.
+    unsafe {
+        match libc::fork() {
+            0 => libc::_exit(0),
+            -1 => {}
+            child => _ = libc::waitpid(child, std::ptr::null_mut(), 0),
+        }
+    }
+    WITHIN.store(false, Ordering::SeqCst);
+}
+
+fn fork_in_handlers(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: functions that stay.
+    let set = unsafe { libc::pthread_atfork(Some(fork_again), Some(fork_again), Some(fork_again)) };
+    sys::ret("pthread_atfork", set)?;
+    for generation in 1..4 {
+        let child = sys::fork(|| field.check(generation))?;
+        sys::wait_for(child, 0)?;
+        field.fill(generation + 1);
+        ballast.walk()?;
+    }
+    field.check(4)
 }
 
 /// As sandboxes and runtimes of other languages do it: no handler of `pthread_atfork` runs.

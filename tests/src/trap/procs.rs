@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
@@ -35,6 +35,14 @@ pub const TRAPS: &[Trap] = &[
         guest_stays,
     ),
     Trap::new("guest-alone", "the same, whose maker ends, is killed or becomes another program", guest_alone)
+        .may_log(),
+    Trap::new(
+        "guest-chain",
+        "such processes that each make the next and end, as their maker did",
+        guest_chain,
+    )
+    .may_log(),
+    Trap::new("guest-killed", "such a process is killed as it forks; then the program forks", guest_killed)
         .may_log(),
     Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
     Trap::new("system", "system and popen", system).may_log(),
@@ -347,6 +355,86 @@ extern "C" fn lone_guest(argument: *mut c_void) -> c_int {
     sys::leave(found)
 }
 
+/// What each process of a chain gets.
+struct Chain {
+    field: Span,
+    stacks: Vec<Span>,
+    hop: AtomicUsize,
+    tell: c_int,
+}
+
+/// Makes the next, but for the last, which looks at the memory.
+extern "C" fn chain_guest(argument: *mut c_void) -> c_int {
+    const HOPS: usize = 500;
+    // SAFETY: `guest_chain` passed it, and never frees it.
+    let chain = unsafe { &*(argument as *const Chain) };
+    let hop = chain.hop.fetch_add(1, Ordering::SeqCst);
+    if hop == HOPS {
+        sys::leave(chain.field.check(1).and_then(|()| sys::write_all(chain.tell, b"k")))
+    }
+    let top = chain.stacks[hop % chain.stacks.len()].end() as *mut c_void;
+    // SAFETY: the stack is the child's alone until as many others have ended as there are.
+    let child = unsafe { libc::clone(chain_guest, top, libc::CLONE_VM | libc::SIGCHLD, argument) };
+    // SAFETY: ends this process, without what would end all that share the memory.
+    unsafe { libc::_exit((child < 0) as c_int) }
+}
+
+fn guest_chain(ctx: &Ctx) -> Outcome {
+    let (said, tell) = sys::pipe()?;
+    let maker = sys::fork(|| {
+        let (field, _ballast) = ctx.evicted()?;
+        let stacks = (0..16).map(|_| sys::map(256 << 10)).collect::<Result<Vec<_>, _>>()?;
+        stacks.iter().for_each(|stack| stack.fill(1));
+        let chain =
+            Box::leak(Box::new(Chain { field, stacks, hop: AtomicUsize::new(0), tell: tell.as_raw_fd() }));
+        chain_guest((&raw mut *chain).cast());
+        Ok(())
+    })?;
+    sys::wait_for(maker, 0)?;
+    drop(tell);
+    let mut word = [0u8];
+    sys::read_span(said.as_raw_fd(), Span::new(word.as_mut_ptr() as usize, 1))
+}
+
+/// Forks, past libc, until it is killed.
+extern "C" fn forking_guest(begun: *mut c_void) -> c_int {
+    loop {
+        // SAFETY: `guest_killed` passed it and waits; a child of this process ends at once.
+        unsafe {
+            (*(begun as *const AtomicBool)).store(true, Ordering::SeqCst);
+            match libc::syscall(libc::SYS_fork) {
+                0 => libc::_exit(0),
+                child => libc::waitpid(child as c_int, std::ptr::null_mut(), 0),
+            };
+        }
+    }
+}
+
+fn guest_killed(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let stack = sys::map(256 << 10)?;
+    let mut dice = Dice::new(7);
+    let deadline = ctx.deadline();
+    while Instant::now() < deadline {
+        let begun = AtomicBool::new(false);
+        let argument = (&raw const begun) as *mut c_void;
+        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+        // SAFETY: the stack is the child's alone; what is shared outlives it.
+        let guest = sys::ret("clone", unsafe { libc::clone(forking_guest, top, flags, argument) })?;
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_micros(dice.roll(30_000) as u64));
+        // SAFETY: a child of ours, not waited for yet.
+        unsafe { libc::kill(guest, libc::SIGKILL) };
+        sys::wait_status(guest)?;
+        let child = sys::fork(|| field.check(1))?;
+        sys::wait_for(child, 0)?;
+        ballast.walk()?;
+    }
+    field.check(1)
+}
+
 /// How a process goes that has a guest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goes {
@@ -360,6 +448,11 @@ fn guest_alone(ctx: &Ctx) -> Outcome {
         let (said, tell) = sys::pipe()?;
         let maker = sys::fork(|| {
             let (field, _ballast) = ctx.evicted()?;
+            if goes == Goes::Ends {
+                // As keepers are, and the guest.
+                // SAFETY: a C string.
+                unsafe { libc::prctl(libc::PR_SET_NAME, c"pageout".as_ptr()) };
+            }
             let stack = sys::map(256 << 10)?;
             let (end, other_end) = sys::pipe()?;
             let ends = [end.as_raw_fd(), other_end.as_raw_fd()];
