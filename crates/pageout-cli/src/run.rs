@@ -28,7 +28,7 @@ use crate::say;
 use crate::serve::Server;
 use crate::strays::Strays;
 use crate::sys::{self, Signals};
-use crate::tree;
+use crate::tree::{self, Process};
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
@@ -112,7 +112,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .env(ENV_RUN, server.socket_path());
     signals.restore_in(&mut command, dispositions, open_files, umask);
     // Of what we were before: a shell that had begun them executed us.
-    let earlier = tree::descendants(std::process::id() as i32);
+    let earlier = tree::children_of(std::process::id() as i32).into_iter().filter_map(Process::of);
+    let earlier: Vec<Process> = earlier.collect();
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();

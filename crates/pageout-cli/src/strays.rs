@@ -20,6 +20,8 @@ use crate::unlimited::Why;
 
 /// Between two looks, at first and with `--strict` always.
 const SHORTEST: Duration = Duration::from_millis(200);
+/// Until the look after the program has ended.
+const SOON: Duration = Duration::from_millis(20);
 /// How long a process may take to say hello.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The same while it is being loaded: a large program on a busy machine, or from a slow disk.
@@ -96,9 +98,9 @@ impl Strays {
         self.earlier.iter().map(|(pid, _)| *pid).collect()
     }
 
-    /// The program has ended, and may have left somebody who is not known yet.
+    /// The program has ended, and may have left somebody who is not known yet; or nobody, so not at once.
     pub fn look_soon(&mut self) {
-        (self.interval, self.next) = (SHORTEST, Instant::now());
+        (self.interval, self.next) = (SHORTEST, Instant::now() + SOON);
     }
 
     /// How long to wait for who may still say hello, if that is known.

@@ -92,12 +92,8 @@ pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
-/// All that descend from `root`, without it, as far as they can be seen.
-pub fn descendants(root: i32) -> Vec<Process> {
-    descendants_but(root, &HashSet::new())
-}
-
-/// The same, without these, by number and start, and what descends from them.
+/// All that descend from `root`, without it, as far as they can be seen, and without these, by number and start, and what
+/// descends from them.
 pub fn descendants_but(root: i32, not: &HashSet<(i32, u64)>) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -143,7 +139,7 @@ fn lives_or_leaves(pid: i32) -> bool {
 }
 
 /// The children of all threads of a process.
-fn children_of(pid: i32) -> Vec<i32> {
+pub fn children_of(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
     lists
