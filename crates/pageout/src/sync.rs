@@ -495,12 +495,7 @@ impl Baton {
         self.replace(0, me)
     }
 
-    /// Waits until nobody has it, and takes it.
-    pub fn take(&self, me: u32) {
-        while self.take_within(me, u32::MAX, Wait::Asleep).is_err() {}
-    }
-
-    /// As [`Baton::take`], but from who has had it for so many looks: he is dead, or does not come back.
+    /// Waits until nobody has it, and takes it; or from who has had it for so many looks: he is dead, or does not come back.
     pub fn take_over(&self, me: u32, looks: u32, wait: Wait) {
         while let Err(whose) = self.take_within(me, looks, wait) {
             if self.take_from(whose, me) {
@@ -514,8 +509,8 @@ impl Baton {
         self.replace(whose | SOUGHT, me | SOUGHT) || self.replace(whose, me)
     }
 
-    /// As [`Baton::take`], for so many looks at one who has it, 10 ms each, or some if awake: who that is. Looks, not time: all
-    /// may have been stopped for long.
+    /// Waits until nobody has it, and takes it, for so many looks at one who has it, 10 ms each, or some if awake: who that is.
+    /// Looks, not time: all may have been stopped for long.
     pub fn take_within(&self, me: u32, looks: u32, wait: Wait) -> Result<(), u32> {
         if self.try_take(me) {
             return Ok(());
