@@ -125,7 +125,7 @@ impl Report {
         format!("{processes} process{plural};{peak} {out} written to swap, {back} read back")
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes it.
     pub fn write(&self, place: Place) -> Result<()> {
         let (shown, written) = match place {
             Place::StandardError => {
@@ -134,7 +134,7 @@ impl Report {
             }
             Place::Stream(path, mut file) => (path, file.write_all(self.json().as_bytes())),
             Place::File(path) => {
-                let written = write_whole(&path, self.json().as_bytes());
+                let written = write_over(&path, self.json().as_bytes());
                 (path, written)
             }
         };
@@ -198,9 +198,9 @@ fn percentile(buckets: &[u64], part: u64) -> u64 {
 pub enum Place {
     /// As a table.
     StandardError,
-    /// A pipe or terminal: there is nothing to replace.
+    /// A pipe or terminal: there is nothing to empty first.
     Stream(PathBuf, File),
-    /// A file that is replaced as a whole.
+    /// A file, or where one can be made. Emptied and written at the end, so that a run that fails leaves what it held.
     File(PathBuf),
 }
 
@@ -222,7 +222,7 @@ impl Place {
                 Ok(file) => Ok(Self::Stream(path, file)),
                 Err(error) => Err(complaint(&path, &error)),
             },
-            _ => match sys::may_access(parent_of(&path), libc::W_OK) {
+            _ => match may_write(&path) {
                 Ok(()) => Ok(Self::File(path)),
                 Err(error) => Err(complaint(&path, &error)),
             },
@@ -234,19 +234,32 @@ fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
     anyhow!("--stats {}: {}; name a file that can be written", path.display(), sys::reason(error))
 }
 
+/// Whether a file can be written there, or made: as the link that leads to it says.
+fn may_write(place: &Path) -> io::Result<()> {
+    match fs::metadata(place) {
+        Ok(_) => sys::may_access(place, libc::W_OK),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::read_link(place) {
+            Ok(target) => may_write(&parent_of(place).join(target)),
+            Err(_) => sys::may_access(parent_of(place), libc::W_OK | libc::X_OK),
+        },
+        Err(error) => Err(error),
+    }
+}
+
 fn parent_of(place: &Path) -> &Path {
     place.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
-fn write_whole(place: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut beside = place.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, place));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    written
+/// As a shell does: what is there keeps its links, mode and owner, and no other name is written to.
+fn write_over(place: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = File::options();
+    options.write(true).truncate(true);
+    // Where others can write (/tmp) the kernel may refuse O_CREAT of a file that is there.
+    let mut file = options.open(place).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => options.create(true).open(place),
+        _ => Err(error),
+    })?;
+    file.write_all(bytes)
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{symlink, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{can_unshare, finish, wait, Place};
+use common::{can_unshare, finish, is_root, wait, Place};
 
 #[track_caller]
 fn status_of(place: &Place, script: &str) -> i32 {
@@ -397,6 +397,52 @@ fn statistics() {
     let full = finish(&mut place.pageout(["run", "--stats", "/dev/full", "sh", "-c", "exit 3"]));
     let line = "pageout: --stats /dev/full: no space left on device; name a file that can be written\n";
     assert_eq!((full.status, full.err.as_str()), (3, line));
+}
+
+/// As a shell writes to it: by its name, which stays what it was.
+#[test]
+fn statistics_are_written_over_what_is_there() {
+    let place = Place::new();
+    let is_json = |name: &str| {
+        let text = fs::read(place.path(name)).unwrap();
+        assert!(serde_json::from_slice::<serde_json::Value>(&text).is_ok(), "{name}");
+    };
+    let written = |name: &str| {
+        let ended = finish(&mut place.pageout(["run", "--stats", name, "true"]));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{name}");
+        is_json(name);
+    };
+    // Longer than what comes.
+    place.file("old", &[b'x'; 1 << 16], 0o640);
+    fs::hard_link(place.path("old"), place.path("other")).unwrap();
+    symlink("old", place.path("link")).unwrap();
+    written("link");
+    assert!(fs::symlink_metadata(place.path("link")).unwrap().is_symlink());
+    is_json("other");
+    assert_eq!(fs::metadata(place.path("old")).unwrap().mode() & 0o7777, 0o640);
+    symlink("new", place.path("dangling")).unwrap();
+    written("dangling");
+    is_json("new");
+    // Another's trap beside it.
+    let beside = "echo kept > victim; ln -s victim out.$$";
+    let ended = finish(&mut place.pageout_after(beside, &["run", "--stats", "out", "true"]));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert_eq!(fs::read(place.path("victim")).unwrap(), b"kept\n");
+    is_json("out");
+    if !is_root() || !can_unshare() {
+        return;
+    }
+    // Root may write in every directory but those of a file system that is read-only.
+    fs::create_dir(place.path("shut")).unwrap();
+    let script = "mount -t tmpfs none shut && touch shut/file file && mount --bind file shut/file && \
+                  mount -o remount,ro,bind shut && \"$0\" run --stats shut/file true && cat file && \
+                  exec \"$0\" run --stats shut/new true";
+    let mut command = place.prepared("unshare");
+    let command = command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]);
+    let ended = finish(command.current_dir(place.path(".")));
+    let line = "pageout: --stats shut/new: read-only file system; name a file that can be written\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    assert!(serde_json::from_str::<serde_json::Value>(&ended.out).is_ok(), "{}", ended.out);
 }
 
 #[test]
