@@ -362,6 +362,9 @@ impl Opened {
                 Some(libc::EBUSY) => anyhow!("{name}: in use (mounted, or swapped on); name another"),
                 _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
             })?;
+        if kind.is_block_device() && sys::is_read_only_disk(&file) {
+            bail!("{name}: is read-only; name a disk that can be written");
+        }
         let about = file.metadata()?;
         if kind.is_file() && ![0, sys::euid()].contains(&about.uid()) {
             bail!("{name}: belongs to user {}; name a file of your own", about.uid());

@@ -230,6 +230,14 @@ pub fn lock_exclusively(file: &File) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
 }
 
+/// Whether a block device can only be read, though it was opened to be written: many drivers complain at the first write.
+pub fn is_read_only_disk(disk: &File) -> bool {
+    const BLKROGET: libc::c_ulong = 0x125e;
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: BLKROGET writes one int.
+    check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKROGET as _, &mut read_only) }).is_ok() && read_only != 0
+}
+
 /// Whether a file has no data at all, only holes, or room that nobody wrote to.
 pub fn is_all_hole(file: &File) -> bool {
     // Such room that was only read is in the page cache, as zeros, and would be data.

@@ -235,6 +235,26 @@ fn swap_paths() {
     assert!(ended.err.ends_with(" free; free some, or give less\n"), "{}", ended.err);
 }
 
+/// Where root can have a loop device. Swap is what it holds, so that nothing else is wrong with it.
+#[test]
+fn disks_that_can_only_be_read() {
+    let place = Place::new();
+    let image = place.sparse("image", 80 << 20);
+    let made = finish(place.prepared("mkswap").arg(&image)).status == 0;
+    let attached = finish(place.prepared("losetup").args(["--find", "--show", "--read-only"]).arg(&image));
+    if !made || attached.status != 0 {
+        return;
+    }
+    let disk = attached.out.trim();
+    let run = finish(&mut place.pageout(["run", "--swap", disk, "true"]));
+    let doctor = finish(&mut place.pageout(["doctor", "--swap", disk]));
+    finish(place.prepared("losetup").args(["--detach", disk]));
+    let line = format!("pageout: {disk}: is read-only; name a disk that can be written\n");
+    assert_eq!((run.status, run.err), (125, line));
+    assert!(doctor.out.contains(&format!("LACKS  swap         {disk}: is read-only\n")), "{}", doctor.out);
+    assert_eq!(doctor.status, 1);
+}
+
 #[test]
 fn full_file_systems_and_tmpfs() {
     if !can_unshare() {
