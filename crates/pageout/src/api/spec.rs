@@ -108,8 +108,29 @@ impl Spec {
 /// Where udev has a disk that is named by a tag.
 fn tagged(name: &str) -> Option<PathBuf> {
     let (tag, value) = name.split_once('=')?;
-    TAGS.contains(&tag)
-        .then(|| Path::new("/dev/disk").join(format!("by-{}", tag.to_ascii_lowercase())).join(value))
+    let directory = format!("by-{}", tag.to_ascii_lowercase());
+    TAGS.contains(&tag).then(|| Path::new("/dev/disk").join(directory).join(encoded(value)))
+}
+
+/// A value as udev writes it into the name of a link: other than these characters of ASCII as \x20. What is written so
+/// already stays, which also is the way to give a comma.
+fn encoded(value: &str) -> String {
+    let bytes = value.as_bytes();
+    let is_encoded = |at: usize| {
+        bytes[at..].starts_with(b"\\x")
+            && bytes.get(at + 2..at + 4).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
+    };
+    let mut name = String::new();
+    for (at, letter) in value.char_indices() {
+        match letter {
+            '\\' if is_encoded(at) => name.push(letter),
+            letter if !letter.is_ascii() || letter.is_ascii_alphanumeric() || "#+-.:=@_".contains(letter) => {
+                name.push(letter)
+            }
+            letter => name.push_str(&format!("\\x{:02x}", letter as u32)),
+        }
+    }
+    name
 }
 
 #[cfg(test)]
@@ -129,6 +150,18 @@ mod tests {
         let disk = Place::Path("/dev/disk/by-partuuid/3-02".into());
         assert_eq!(Spec::parse("PARTUUID=3-02,pri=1").unwrap().place, disk);
         assert_eq!(Spec::parse("./UUID=3").unwrap().place, Place::Path("./UUID=3".into()));
+    }
+
+    #[test]
+    fn tags_name_the_links_that_udev_makes() {
+        let link = |text| match Spec::parse(text).unwrap().place {
+            Place::Path(path) => path.to_str().unwrap().to_string(),
+            place => panic!("{place:?}"),
+        };
+        assert_eq!(link("PARTLABEL=Linux swap"), "/dev/disk/by-partlabel/Linux\\x20swap");
+        assert_eq!(link("PARTLABEL=Linux\\x20swap"), "/dev/disk/by-partlabel/Linux\\x20swap");
+        assert_eq!(link("LABEL=../a\\b\\x2"), "/dev/disk/by-label/..\\x2fa\\x5cb\\x5cx2");
+        assert_eq!(link("LABEL=A\\x2cB (1)#+-.:=@_é"), "/dev/disk/by-label/A\\x2cB\\x20\\x281\\x29#+-.:=@_é");
     }
 
     #[test]
