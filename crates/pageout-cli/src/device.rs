@@ -369,12 +369,6 @@ impl Opened {
         if kind.is_file() && ![0, sys::euid()].contains(&about.uid()) {
             bail!("{name}: belongs to user {}; name a file of your own", about.uid());
         }
-        if kind.is_file() && about.mode() & 0o077 != 0 {
-            bail!(
-                "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
-                about.mode() & 0o7777
-            );
-        }
         if kind.is_file() && is_swapped_on(&about) {
             bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
         }
@@ -396,6 +390,13 @@ impl Opened {
             bail!(
                 "{name}: holds data that is not swap, or what a killed run left there; run mkswap {name} if it may go, or \
                  name a new file"
+            );
+        }
+        // Not before it is known to be swap: who is told to shut a file of the system's may do so.
+        if kind.is_file() && about.mode() & 0o077 != 0 {
+            bail!(
+                "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
+                about.mode() & 0o7777
             );
         }
         let size = match spec.size {

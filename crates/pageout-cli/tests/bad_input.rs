@@ -199,6 +199,11 @@ fn swap_paths() {
     assert_eq!(fs::read(place.path("letters")).unwrap(), [b'x'; 8192]);
     place.file("open", b"", 0o644);
     swap_refused(&place, "open", "{}: others can read or write it (mode 0644); run chmod 600 {}");
+    // Somebody may do what the line says.
+    place.file("public", &[b'x'; 8192], 0o644);
+    swap_refused(&place, "public", {
+        "{}: holds data that is not swap, or what a killed run left there; run mkswap {} if it may go, or name a new file"
+    });
     std::os::unix::fs::symlink("small", place.path("link")).unwrap();
     swap_refused(&place, "link", "{}: is a symbolic link; name the file itself");
 
