@@ -276,7 +276,7 @@ impl Opened {
     /// A file that only we can reach, by its descriptor.
     fn unnamed(directory: &Path, spec: &Spec, dry: bool) -> Result<Self> {
         let name = format!("{} (unlinked file)", directory.display());
-        let size = room_for(directory, spec)?;
+        let size = room_for(directory, &directory.display().to_string(), spec)?;
         let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
         let file = match dry {
             true => sys::may_access(directory, libc::W_OK).map(|()| None),
@@ -298,7 +298,7 @@ impl Opened {
             bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
         }
         let directory = safe_directory(path, &name)?;
-        let size = room_for(directory, spec)?;
+        let size = room_for(directory, &name, spec)?;
         if dry {
             sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
             return Ok(Self::ours(None, name, size, None));
@@ -359,7 +359,9 @@ impl Opened {
             .open(path)
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
-                Some(libc::EBUSY) => anyhow!("{name}: in use (mounted, or swapped on); name another"),
+                Some(libc::EBUSY) => {
+                    anyhow!("{name}: in use (mounted, or swapped on); name another")
+                }
                 _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
             })?;
         if kind.is_block_device() && sys::is_read_only_disk(&file) {
@@ -406,7 +408,7 @@ impl Opened {
             Some(size) if size.0 <= room => size,
             None if held > 0 => Bytes(room),
             _ => {
-                let size = room_for(path, spec)?;
+                let size = room_for(path, &name, spec)?;
                 if !dry {
                     file.set_len(size.0).map_err(|e| cannot(&name, "grow", &e))?;
                 }
@@ -508,9 +510,9 @@ fn unlinked_file(directory: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory.
-fn room_for(place: &Path, spec: &Spec) -> Result<Bytes> {
-    let shown = place.display();
+/// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory. `shown`:
+/// what the user named, which may not be there yet.
+fn room_for(place: &Path, shown: &str, spec: &Spec) -> Result<Bytes> {
     let room = sys::file_system(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
     if room.in_memory {

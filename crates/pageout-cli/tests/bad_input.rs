@@ -236,7 +236,11 @@ fn swap_paths() {
     });
     assert!(!place.path("twice").exists());
     let ended = finish(&mut place.pageout(["run", "-s", "new,size=900000T", "true"]));
-    assert!(ended.err.starts_with("pageout: .: size=878.9P, but its file system has only "), "{}", ended.err);
+    assert!(
+        ended.err.starts_with("pageout: new: size=878.9P, but its file system has only "),
+        "{}",
+        ended.err
+    );
     assert!(ended.err.ends_with(" free; free some, or give less\n"), "{}", ended.err);
 }
 
