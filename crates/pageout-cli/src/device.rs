@@ -350,7 +350,7 @@ impl Opened {
         }
         // Names of disks are links often (/dev/disk/by-id); a link to a file could be a trap.
         let link_flag = if kind.is_block_device() { 0 } else { libc::O_NOFOLLOW };
-        // On a block device O_EXCL fails while it is mounted or swapped on.
+        // On a block device O_EXCL fails while it is mounted, swapped on, or open so, by us or another run.
         let exclusive_flag = if kind.is_block_device() { libc::O_EXCL } else { 0 };
         let mut file = OpenOptions::new()
             .read(true)
@@ -360,7 +360,7 @@ impl Opened {
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
                 Some(libc::EBUSY) => {
-                    anyhow!("{name}: in use (mounted, or swapped on); name another")
+                    anyhow!("{name}: in use (mounted, swapped on, or used by a run); name another")
                 }
                 _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
             })?;
