@@ -18,6 +18,11 @@ pub const NOT_FOUND: i32 = 127;
 /// Exit status for our own failures.
 pub const FAILED: i32 = 125;
 
+/// Bytes of an ELF file's header, and its types of what can be run.
+const HEADER: usize = 64;
+const ET_EXEC: u16 = 2;
+const ET_DYN: u16 = 3;
+
 /// Why a program is not run.
 #[derive(Debug)]
 pub struct Refused {
@@ -96,6 +101,9 @@ pub fn resolve(name: &OsStr) -> Result<PathBuf, Refused> {
                     "its interpreter was not found; check its first line, or its loader (file(1))".into(),
                 ),
                 ErrorKind::UnexpectedEof => (NOT_EXECUTABLE, "is cut short; name a whole program".into()),
+                ErrorKind::InvalidData | ErrorKind::InvalidInput => {
+                    (NOT_EXECUTABLE, "is not a valid program; name another".into())
+                }
                 _ => {
                     let why = sys::reason(&error);
                     (
@@ -116,9 +124,7 @@ fn find(name: &OsStr) -> Result<PathBuf, Refused> {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Err(not_found())
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(not_found()),
             Err(error) => Err(not_executable(name, &path, &error)),
         };
     }
@@ -151,10 +157,22 @@ fn not_executable(name: &OsStr, path: &Path, error: &std::io::Error) -> Refused 
                 "{name}: the directory of {shown} cannot be entered; name a program that this user may run"
             )
         }
+        // Its mode would do.
+        ErrorKind::PermissionDenied if is_on_noexec(path) => {
+            format!("{name}: on a file system mounted noexec; run a copy on another")
+        }
         ErrorKind::PermissionDenied => format!("{name}: not executable; chmod +x {shown} if it is a program"),
         _ => format!("{name}: {}; name a program", sys::reason(error)),
     };
     Refused::new(NOT_EXECUTABLE, line)
+}
+
+fn is_on_noexec(path: &Path) -> bool {
+    let probed = File::open(path).and_then(|file| {
+        let may_run = file.metadata()?.mode() & 0o111 != 0;
+        Ok(may_run && sys::probe_executable(&file).is_err_and(|e| e.raw_os_error() == Some(libc::EPERM)))
+    });
+    probed.unwrap_or(false)
 }
 
 fn executable(path: &Path) -> std::io::Result<()> {
@@ -216,12 +234,25 @@ fn gains_privileges(path: &Path, file: &File) -> std::io::Result<Option<Obstacle
     Ok(capabilities.then_some(Obstacle::Capabilities))
 }
 
-/// What an ELF file's headers tell.
+/// What an ELF file's headers tell. One that the kernel would refuse is an error: it would be read as a shell's script.
 fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
+    const PT_LOAD: u32 = 1;
+    const PT_INTERP: u32 = 3;
+    const ENTRY: u16 = 56;
+    if head.len() < HEADER {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    // Class, order of bytes, and version, as every machine has them.
+    if !matches!(head[4..7], [1 | 2, 1 | 2, 1]) {
+        return Err(ErrorKind::InvalidData.into());
+    }
     if !is_for_us(head) {
         return Ok(Some(Obstacle::Foreign));
     }
-    const PT_INTERP: u32 = 3;
+    let is_program = matches!(u16_at(head, 16), Some(ET_EXEC | ET_DYN)) && u16_at(head, 54) == Some(ENTRY);
+    if !is_program || segment(file, head, PT_LOAD)?.is_none() {
+        return Err(ErrorKind::InvalidData.into());
+    }
     let Some((offset, len)) = segment(file, head, PT_INTERP)? else {
         return Ok((!is_loader(file)?).then_some(Obstacle::Static));
     };
@@ -243,7 +274,6 @@ fn is_loader(file: &File) -> std::io::Result<bool> {
 
 /// Whether the loader takes a file for a library to preload.
 pub fn is_library(file: &File) -> std::io::Result<bool> {
-    const ET_DYN: u16 = 3;
     const PT_DYNAMIC: u32 = 2;
     const DT_FLAGS_1: u64 = 0x6fff_fffb;
     const DF_1_PIE: u64 = 0x0800_0000;
@@ -276,7 +306,6 @@ fn is_for_us(head: &[u8]) -> bool {
     const CLASS_64: u8 = 2;
     const LITTLE_ENDIAN: u8 = 1;
     const X86_64: u16 = 62;
-    const HEADER: usize = 64;
     head.len() >= HEADER && head[4..6] == [CLASS_64, LITTLE_ENDIAN] && u16_at(head, 18) == Some(X86_64)
 }
 
@@ -318,13 +347,23 @@ mod tests {
         bytes[4] = 1;
         fs::write(&path, &bytes).unwrap();
         assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Foreign)));
-        // No program headers at all: static.
         bytes[4] = 2;
-        bytes[56..58].fill(0);
-        fs::write(&path, &bytes).unwrap();
-        assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Static)));
-        fs::write(&path, &bytes[..20]).unwrap();
-        assert_eq!(obstacle(&path).unwrap(), Some((path.clone(), Obstacle::Foreign)));
+        let whole = bytes.clone();
+        let judged = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            obstacle(&path).map_err(|error| error.kind())
+        };
+        let segments = bytes[64..].chunks_exact_mut(56).take(usize::from(whole[56]));
+        segments.filter(|segment| segment[..4] == [3, 0, 0, 0]).for_each(|segment| segment[0] = 0);
+        assert_eq!(judged(&bytes), Ok(Some((path.clone(), Obstacle::Static))));
+        assert_eq!(judged(&whole[..20]), Err(ErrorKind::UnexpectedEof));
+        assert_eq!(judged(&whole[..70]), Err(ErrorKind::UnexpectedEof));
+        // No class, no type, no segments.
+        for at in [4, 16, 56] {
+            bytes.clone_from(&whole);
+            bytes[at..at + 2].fill(0);
+            assert_eq!(judged(&bytes), Err(ErrorKind::InvalidData), "{at}");
+        }
         fs::remove_file(&path).unwrap();
     }
 }

@@ -125,6 +125,7 @@ fn programs() {
     refused(&place, &["no-such-program"], 127, "no-such-program: not found; check its name and PATH");
     refused(&place, &["/no/such"], 127, "/no/such: not found; check its name and PATH");
     refused(&place, &["/"], 126, "/: is a directory; name a program");
+    refused(&place, &["/bin/true/x"], 126, "/bin/true/x: not a directory; name a program");
     place.file("notes", b"text", 0o600);
     refused(&place, &["./notes"], 126, "./notes: not executable; chmod +x ./notes if it is a program");
     place.file("script", b"#!/no/such/interpreter\n", 0o700);
@@ -138,8 +139,11 @@ fn programs() {
         place.file(name, &elf, 0o700);
         elf = before;
     };
-    // No program headers, so no interpreter.
-    program("static", &|elf| elf[56..58].fill(0));
+    // The segment that names the interpreter is none.
+    program("static", &|elf| {
+        let at = (64..).step_by(56).find(|at| elf[*at..at + 4] == [3, 0, 0, 0]).unwrap();
+        elf[at] = 0;
+    });
     program("narrow", &|elf| elf[4] = 1);
     program("plain", &|_| {});
     program("unloadable", &|elf| {
@@ -147,8 +151,15 @@ fn programs() {
         elf[at + 1] = b'x';
     });
     program("short", &|elf| elf.truncate(100));
+    program("shorter", &|elf| elf.truncate(40));
+    program("garbage", &|elf| elf[4..].fill(b'x'));
+    program("empty", &|elf| elf[56..58].fill(0));
     refused(&place, &["./unloadable"], 127, &format!("./unloadable: {no_interpreter}"));
     refused(&place, &["./short"], 126, "./short: is cut short; name a whole program");
+    refused(&place, &["./shorter"], 126, "./shorter: is cut short; name a whole program");
+    for none in ["./garbage", "./empty"] {
+        refused(&place, &[none], 126, &format!("{none}: is not a valid program; name another"));
+    }
     refused(&place, &["./static"], 125, {
         "./static: statically linked, so pageout cannot be preloaded; use a dynamically linked build"
     });
@@ -169,6 +180,23 @@ fn programs() {
              or run it as its owner"
         });
     }
+}
+
+#[test]
+fn programs_that_may_not_be_run_where_they_are() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("data")).unwrap();
+    let script = "mount -t tmpfs -o noexec none data && cp /bin/true data && \"$0\" run data/true
+                  chmod -x data/true && exec \"$0\" run data/true";
+    let mut command = place.prepared("unshare");
+    let command = command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]);
+    let ended = finish(command.current_dir(place.path(".")));
+    let lines = "pageout: data/true: on a file system mounted noexec; run a copy on another\n\
+                 pageout: data/true: not executable; chmod +x data/true if it is a program\n";
+    assert_eq!((ended.status, ended.err.as_str()), (126, lines));
 }
 
 #[test]
