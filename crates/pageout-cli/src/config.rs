@@ -15,6 +15,7 @@ use pageout::api::{Bytes, Spec};
 
 use crate::memory;
 use crate::options::{SettingOptions, SWAPIN};
+use crate::say;
 use crate::sys;
 
 /// The least limit that a process can run in: its code, stacks and the engine's own memory.
@@ -66,7 +67,7 @@ struct Written {
 
 impl Written {
     fn complain(&self, takes: &str) -> anyhow::Error {
-        anyhow!("{} {}: takes {takes}", self.source, self.text)
+        anyhow!("{} {}: takes {takes}", self.source, say::shown(&self.text))
     }
 }
 

@@ -129,7 +129,7 @@ fn find(name: &OsStr) -> Result<PathBuf, Refused> {
         };
     }
     if name.is_empty() {
-        return Err(not_found());
+        return Err(Refused::new(NOT_FOUND, "(empty): not found; name a program".into()));
     }
     let mut refusal = None;
     let search = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());

@@ -184,7 +184,7 @@ pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
         false => runs.into_iter().filter(|(_, view)| view.program == id).collect(),
     };
     if found.is_empty() {
-        bail!("--run {id}: no tree of yours has such a process or program; see pageout ps");
+        bail!("--run {}: no tree of yours has such a process or program; see pageout ps", say::shown(id));
     }
     Ok(found)
 }

@@ -37,6 +37,14 @@ pub fn say(level: u32, line: impl fmt::Display) {
     }
 }
 
+/// A value of the user's as a line shows it.
+pub fn shown(value: &str) -> &str {
+    match value {
+        "" => "(empty)",
+        value => value,
+    }
+}
+
 /// Says an error.
 pub fn error(line: impl fmt::Display) {
     say(Level::Error as u32, line);

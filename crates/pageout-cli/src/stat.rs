@@ -64,14 +64,14 @@ pub fn stat(options: &StatOptions) -> Result<i32> {
 fn delay(text: &str) -> Result<Duration> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => bail!("DELAY {text}: takes seconds, like 1 or 0.5, from 0.01 on"),
+        _ => bail!("DELAY {}: takes seconds, like 1 or 0.5, from 0.01 on", say::shown(text)),
     }
 }
 
 fn count(text: &str) -> Result<u64> {
     match text.parse() {
         Ok(lines) if lines > 0 => Ok(lines),
-        _ => bail!("COUNT {text}: takes a number of lines, 1 or more"),
+        _ => bail!("COUNT {}: takes a number of lines, 1 or more", say::shown(text)),
     }
 }
 

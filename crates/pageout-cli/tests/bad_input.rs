@@ -58,7 +58,8 @@ fn no_room_for_descriptors() {
 fn sizes_and_limits() {
     let place = Place::new();
     let takes = "takes a size like 512M, 4GiB, 50% or max";
-    for size in ["12Q", "", "-1", "lots", "%", "M"] {
+    refused(&place, &["--memory", "", "true"], 125, &format!("--memory (empty): {takes}"));
+    for size in ["12Q", "-1", "lots", "%", "M"] {
         refused(&place, &["--memory", size, "true"], 125, &format!("--memory {size}: {takes}"));
     }
     refused(&place, &["-m", "8M", "true"], 125, "--memory 8M: too small; the least that works is 16M");
@@ -123,6 +124,7 @@ fn environment_and_files() {
 fn programs() {
     let place = Place::new();
     refused(&place, &["no-such-program"], 127, "no-such-program: not found; check its name and PATH");
+    refused(&place, &[""], 127, "(empty): not found; name a program");
     refused(&place, &["/no/such"], 127, "/no/such: not found; check its name and PATH");
     refused(&place, &["/"], 126, "/: is a directory; name a program");
     refused(&place, &["/bin/true/x"], 126, "/bin/true/x: not a directory; name a program");
@@ -203,6 +205,7 @@ fn programs_that_may_not_be_run_where_they_are() {
 fn swap_paths() {
     let place = Place::new();
     let takes = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
+    swap_refused(&place, "", &format!("--swap: (empty): {takes}"));
     swap_refused(&place, "mem,fast", &format!("--swap: mem,fast: fast: {takes}"));
     swap_refused(&place, ".", "{}: is a directory; name a file in it, ./swap");
     swap_refused(&place, "/dev/null", "{}: neither a file nor a block device; name one of these");

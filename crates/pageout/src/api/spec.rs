@@ -51,7 +51,8 @@ pub struct NotASpec {
 
 impl fmt::Display for NotASpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.spec, self.why)
+        let spec = if self.spec.is_empty() { "(empty)" } else { &self.spec };
+        write!(f, "{spec}: {}", self.why)
     }
 }
 
@@ -169,7 +170,7 @@ mod tests {
         let says = |text| Spec::parse(text).unwrap_err().why;
         let takes = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational";
         assert_eq!(Spec::parse("mem,fast").unwrap_err().to_string(), format!("mem,fast: fast: {takes}"));
-        assert_eq!(says(""), takes);
+        assert_eq!(Spec::parse("").unwrap_err().to_string(), format!("(empty): {takes}"));
         assert_eq!(says(",size=1G"), takes);
         assert_eq!(says("mem,fast"), format!("fast: {takes}"));
         assert_eq!(says("mem,discard=1"), format!("discard=1: {takes}"));
