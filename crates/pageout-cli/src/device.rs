@@ -279,7 +279,8 @@ impl Opened {
         let size = room_for(directory, &directory.display().to_string(), spec)?;
         let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
         let file = match dry {
-            true => sys::may_access(directory, libc::W_OK).map(|()| None),
+            // A file may be written as well, but has nothing in it.
+            true => sys::may_access(&directory.join("."), libc::W_OK | libc::X_OK).map(|()| None),
             false => unlinked_file(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
         };
         let file = file.map_err(|e| {

@@ -39,6 +39,22 @@ fn doctor_says_what_lacks_and_mends_it() {
 }
 
 #[test]
+fn doctor_sees_that_a_file_is_no_directory() {
+    let place = Place::new();
+    let file = place.file("file", b"", 0o700);
+    let lack = "cannot be made: not a directory";
+    let doctor = finish(place.pageout(["doctor"]).env("TMPDIR", &file));
+    assert!(
+        doctor.out.lines().any(|line| line.starts_with("LACKS  swap ") && line.ends_with(lack)),
+        "{}",
+        doctor.out
+    );
+    let run = finish(place.pageout(["run", "true"]).env("TMPDIR", &file));
+    assert!(run.err.contains(lack), "{}", run.err);
+    assert_eq!((doctor.status, run.status), (1, 125));
+}
+
+#[test]
 fn doctor_sees_what_is_read_only() {
     if !is_root() || !can_unshare() {
         return;
