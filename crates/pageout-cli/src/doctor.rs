@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use pageout::api::{Bytes, Spec};
+use pageout::wire::DEVICES;
 use pageout_uffd::{Features, Uffd};
 
 use crate::agent;
@@ -223,6 +224,13 @@ fn resource_limits(findings: &mut Findings) {
 fn swap(findings: &mut Findings, config: &Config) {
     let unnamed = [Spec::unnamed()];
     let specs = if config.swap.is_empty() { &unnamed } else { config.swap.as_slice() };
+    if specs.len() > DEVICES {
+        findings.lack(
+            "swap",
+            format_args!("{} devices", specs.len()),
+            format_args!("name at most {DEVICES}"),
+        );
+    }
     for (index, spec) in specs.iter().enumerate() {
         match Device::plan(spec, &specs[..index]) {
             Ok((name, size)) => findings.good("swap", format_args!("{name}, up to {size}")),

@@ -39,6 +39,15 @@ fn doctor_says_what_lacks_and_mends_it() {
 }
 
 #[test]
+fn doctor_counts_devices() {
+    let place = Place::new();
+    let devices = ["--swap", "mem,size=64M"].repeat(9);
+    let ended = finish(&mut place.pageout([&["doctor"], devices.as_slice()].concat()));
+    assert!(ended.out.contains("LACKS  swap         9 devices\n"), "{}", ended.out);
+    assert_eq!(ended.status, 1);
+}
+
+#[test]
 fn doctor_sees_that_a_file_is_no_directory() {
     let place = Place::new();
     let file = place.file("file", b"", 0o700);
