@@ -25,9 +25,11 @@ const MIB: usize = 1 << 20;
 
 /// So many bytes over what the process may have (a quarter of a small limit) who maps memory is held up.
 const HELD_UP_OVER: u64 = 8 << 20;
-/// For how long, in ns for each MiB, if one process may grow, and at most: about as long as it takes to let that much leave.
+/// For how long, in ns for each MiB, if one process may grow, and at most: about as long as it takes to let that much leave. As
+/// long again for each so many bytes over: where small mappings leave, or a CPU is slow, it takes longer.
 const HELD_UP: u64 = 2_000_000;
-const MOST_HELD_UP: u64 = 2 * HELD_UP;
+const MOST_HELD_UP: u64 = 4 * HELD_UP;
+const AGAIN_OVER: u64 = 24 << 20;
 /// However much is mapped.
 const HELD_UP_IN_ALL: u64 = 50_000_000;
 /// How often (ns) who is held up looks whether he still is.
@@ -53,7 +55,7 @@ pub fn hold_up(bytes: usize) {
 
 /// Whoever maps memory is held up from here to the next look.
 pub fn hold_all() {
-    PENALTY.store(MOST_HELD_UP, Ordering::Relaxed);
+    PENALTY.store(2 * HELD_UP, Ordering::Relaxed);
 }
 
 /// Nobody is held up before the next look.
@@ -132,7 +134,8 @@ impl Part {
     /// So many bytes too much are there that can leave: whether who maps memory is held up.
     pub fn tell_excess(&self, bytes: u64) {
         let is_over = bytes > HELD_UP_OVER.min(self.limit / 4);
-        let penalty = (HELD_UP * self.view.processes as u64).min(MOST_HELD_UP);
+        let times = self.view.processes.min(2) as u64 + bytes / AGAIN_OVER;
+        let penalty = (HELD_UP * times).min(MOST_HELD_UP);
         PENALTY.store(if is_over { penalty } else { 0 }, Ordering::Relaxed);
     }
 
