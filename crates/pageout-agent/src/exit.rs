@@ -33,6 +33,8 @@ static ROBUST_LIST: AtomicIsize = AtomicIsize::new(0);
 static ONE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Was there a thread, or a process that shares the memory, that libc knows nothing of?
 static GUESTS: AtomicBool = AtomicBool::new(false);
+/// Some of them may be in another PID namespace: their numbers say nothing here, nor ours there.
+static GUESTS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 extern "C" {
     fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
@@ -75,8 +77,14 @@ pub fn is_alone() -> bool {
 }
 
 /// Before a thread begins, or a process that shares the memory, that libc knows nothing of.
-pub fn expect_guest() {
+pub fn expect_guest(elsewhere: bool) {
     GUESTS.store(true, Ordering::Relaxed);
+    GUESTS_ELSEWHERE.fetch_or(elsewhere, Ordering::Relaxed);
+}
+
+/// Are all who share the memory known by numbers of one namespace?
+pub fn has_one_namespace() -> bool {
+    !GUESTS_ELSEWHERE.load(Ordering::Relaxed)
 }
 
 /// Were there any? What makes them past libc is not known of.

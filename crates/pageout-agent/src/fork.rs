@@ -263,7 +263,8 @@ fn take_turn(me: u32) -> bool {
     }
     let (mut whose, mut seconds) = (0, 0);
     while let Err(now) = TURN.take_within(me, A_SECOND, Wait::Asleep) {
-        if sys::is_orphan(&TURN) && TURN.take_from(now, me) {
+        let is_orphan = exit::has_one_namespace() && sys::is_orphan(&TURN);
+        if is_orphan && TURN.take_from(now, me) {
             // A process that shares the memory was killed as it forked.
             end();
             answer(FREE);

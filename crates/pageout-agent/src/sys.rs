@@ -124,7 +124,8 @@ pub fn own_number() -> u32 {
 /// Has whoever has it ended, and another process goes on with this memory?
 pub fn is_orphan(baton: &Baton) -> bool {
     let whose = Pid::from_raw(baton.owner() as i32);
-    whose.is_some_and(|thread| test_kill_process(thread).is_err())
+    // Another user's is there, too.
+    whose.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
 }
 
 /// Waits until somebody is woken by `word`, which is `was`, or a tenth of a second. Is that over?

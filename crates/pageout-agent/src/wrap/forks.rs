@@ -208,7 +208,7 @@ pub(super) fn keep_word(flags: u64, child: usize) {
     if flags & u64::from(raw::CLONE_VM) == 0 {
         return;
     }
-    exit::expect_guest();
+    exit::expect_guest(flags & u64::from(raw::CLONE_NEWPID) != 0 || sys::children_are_elsewhere());
     if flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0 {
         exit::keep_word(child);
     }
