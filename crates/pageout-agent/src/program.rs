@@ -156,12 +156,8 @@ pub fn is_keeper(listed: u32) -> bool {
     const UNBLOCKED: u64 = 1 << 8 | 1 << 18;
     let mut status = [0; 4096];
     let Some(status) = read_of(listed, "status", &mut status) else { return false };
-    let of = |name: &[u8]| status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
-    let blocked = of(b"SigBlk:\t").and_then(|mask| core::str::from_utf8(mask).ok());
-    of(b"Name:\t") == Some(b"pageout")
-        && blocked
-            .and_then(|mask| u64::from_str_radix(mask, 16).ok())
-            .is_some_and(|mask| mask | UNBLOCKED == !0)
+    let blocked = field(status, b"SigBlk:\t").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    field(status, b"Name:\t") == Some("pageout") && blocked.is_some_and(|mask| mask | UNBLOCKED == !0)
 }
 
 /// What we call the process that /proc calls so, which may list those of another namespace.
@@ -171,8 +167,13 @@ fn number_of(listed: u32) -> Option<u32> {
     }
     let mut status = [0; 4096];
     let status = read_of(listed, "status", &mut status)?;
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
-    core::str::from_utf8(line).ok()?.split_whitespace().last()?.parse().ok()
+    field(status, b"NSpid:\t")?.split_whitespace().last()?.parse().ok()
+}
+
+/// What a status of /proc has on a line that begins so.
+fn field<'a>(status: &'a [u8], name: &[u8]) -> Option<&'a str> {
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
+    core::str::from_utf8(line).ok()
 }
 
 /// Has it ended, or become another?

@@ -153,8 +153,8 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
                 let patient = deserted.get_or_insert_with(Instant::now).elapsed() < patience;
                 // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
                 // do without us, however long it takes.
-                let known = &server.known() | &strays.earlier();
-                let more = server.awaits_heirs() || patient && tree::has_children_but(&known);
+                let more = server.awaits_heirs()
+                    || patient && tree::has_children_but(&(&server.known() | &strays.earlier()));
                 if !more && (server.is_idle() || !patient) {
                     return Ok(status);
                 }

@@ -44,8 +44,6 @@ pub struct Strays {
     told: HashSet<PathBuf>,
     /// Processes that are not of this run, nor is what descends from them: number and start.
     earlier: HashSet<(i32, u64)>,
-    /// Somebody is still being loaded.
-    awaits: bool,
 }
 
 /// Who may be one.
@@ -84,7 +82,6 @@ impl Strays {
             suspects: HashMap::new(),
             told: HashSet::new(),
             earlier,
-            awaits: false,
         }
     }
 
@@ -105,7 +102,7 @@ impl Strays {
 
     /// How long to wait for who may still say hello, if that is known.
     pub fn patience(&self) -> Option<Duration> {
-        self.awaits.then_some(LOADING)
+        self.suspects.values().any(|suspect| !suspect.stray).then_some(LOADING)
     }
 
     /// Looks: those that are found to be strays and live on, or to be another run's. The processes that are `known` are none.
@@ -162,7 +159,6 @@ impl Strays {
             news |= may_come;
             suspects.insert(identity, suspect);
         }
-        self.awaits = suspects.values().any(|suspect| !suspect.stray);
         self.suspects = suspects;
         if !self.strict {
             self.interval = (self.interval * 2).min(LONGEST);
