@@ -193,9 +193,7 @@ fn programs_that_may_not_be_run_where_they_are() {
     fs::create_dir(place.path("data")).unwrap();
     let script = "mount -t tmpfs -o noexec none data && cp /bin/true data && \"$0\" run data/true
                   chmod -x data/true && exec \"$0\" run data/true";
-    let mut command = place.prepared("unshare");
-    let command = command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]);
-    let ended = finish(command.current_dir(place.path(".")));
+    let ended = place.with_own_mounts(script);
     let lines = "pageout: data/true: on a file system mounted noexec; run a copy on another\n\
                  pageout: data/true: not executable; chmod +x data/true if it is a program\n";
     assert_eq!((ended.status, ended.err.as_str()), (126, lines));
@@ -303,14 +301,8 @@ fn full_file_systems_and_tmpfs() {
     let place = Place::new();
     fs::create_dir(place.path("tmp")).unwrap();
     let run = |size: &str| {
-        let script = format!(
-            "mount -t tmpfs -o size={size},mode=700 none tmp && TMPDIR=tmp exec {} run true",
-            env!("CARGO_BIN_EXE_pageout")
-        );
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", &script]).current_dir(place.path("."));
-        place.prepare(&mut command);
-        finish(&mut command)
+        let mount = format!("mount -t tmpfs -o size={size},mode=700 none tmp");
+        place.with_own_mounts(&format!("{mount} && TMPDIR=tmp exec \"$0\" run true"))
     };
     let warning = "pageout: tmp: on tmpfs, so what is swapped out stays in memory; set TMPDIR to a directory on a disk, \
                    or name a file with --swap\n";
@@ -355,15 +347,11 @@ fn agent_directories() {
     let place = Place::new();
     fs::create_dir(place.path("cache")).unwrap();
     let directory = place.path("cache");
-    let script = format!(
-        "mount -t tmpfs -o noexec,mode=700 none cache && exec {} run true",
-        env!("CARGO_BIN_EXE_pageout")
-    );
-    let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", &script]).current_dir(place.path("."));
-    place.prepare(&mut command);
-    let ended = finish(command.env_remove("PAGEOUT_AGENT").env("PAGEOUT_AGENT_DIR", &directory));
     let shown = directory.display();
+    let ended = place.with_own_mounts(&format!(
+        "mount -t tmpfs -o noexec,mode=700 none cache && unset PAGEOUT_AGENT &&
+         PAGEOUT_AGENT_DIR='{shown}' exec \"$0\" run true"
+    ));
     assert_eq!(
         ended.err,
         format!(

@@ -74,9 +74,7 @@ fn doctor_sees_what_is_read_only() {
     }
     let script = "mount -t tmpfs -o ro none swap && mount -t tmpfs -o ro none runtime && \
                   TMPDIR=$PWD/swap XDG_RUNTIME_DIR=$PWD/runtime \"$0\" doctor";
-    let mut command = place.prepared("unshare");
-    command.current_dir(place.path("."));
-    let ended = finish(command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]));
+    let ended = place.with_own_mounts(script);
     assert_eq!(ended.status, 1, "{}", ended.out);
     for line in ["LACKS  swap ", "LACKS  socket "] {
         let said = ended.out.lines().find(|said| said.starts_with(line));

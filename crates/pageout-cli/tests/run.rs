@@ -368,14 +368,10 @@ fn files_on_tmpfs_are_emptied_too() {
     }
     let place = Place::new();
     fs::create_dir(place.path("tmp")).unwrap();
-    let script = format!(
-        "mount -t tmpfs -o mode=700 none tmp && truncate -s 64M tmp/swap && chmod 600 tmp/swap &&
-         {} run -s tmp/swap dd if=/bin/sh of=tmp/swap seek=9 conv=notrunc status=none &&
-         stat -c %s tmp/swap && tr -d '\\0' < tmp/swap | wc -c",
-        env!("CARGO_BIN_EXE_pageout")
-    );
-    let mut command = place.prepared("unshare");
-    let ended = finish(command.args(["-m", "sh", "-c", &script]).current_dir(place.path(".")));
+    let script = "mount -t tmpfs -o mode=700 none tmp && truncate -s 64M tmp/swap && chmod 600 tmp/swap &&
+         \"$0\" run -s tmp/swap dd if=/bin/sh of=tmp/swap seek=9 conv=notrunc status=none &&
+         stat -c %s tmp/swap && tr -d '\\0' < tmp/swap | wc -c";
+    let ended = place.with_own_mounts(script);
     assert_eq!((ended.err.as_str(), ended.out), ("", format!("{}\n0\n", 64 << 20)));
 }
 
@@ -437,9 +433,7 @@ fn statistics_are_written_over_what_is_there() {
     let script = "mount -t tmpfs none shut && touch shut/file file && mount --bind file shut/file && \
                   mount -o remount,ro,bind shut && \"$0\" run --stats shut/file true && cat file && \
                   exec \"$0\" run --stats shut/new true";
-    let mut command = place.prepared("unshare");
-    let command = command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]);
-    let ended = finish(command.current_dir(place.path(".")));
+    let ended = place.with_own_mounts(script);
     let line = "pageout: --stats shut/new: read-only file system; name a file that can be written\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
     assert!(serde_json::from_str::<serde_json::Value>(&ended.out).is_ok(), "{}", ended.out);

@@ -68,6 +68,13 @@ impl Place {
         command
     }
 
+    /// A shell's script here, which may mount what it likes and finds `pageout` as `$0`; see [`can_unshare`].
+    pub fn with_own_mounts(&self, script: &str) -> Ended {
+        let mut command = self.prepared("unshare");
+        command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_pageout")]).current_dir(&self.0);
+        finish(&mut command)
+    }
+
     pub fn prepare(&self, command: &mut Command) {
         // Whoever runs the tests by `nohup` or in the background of a script ignores these, and so would the program.
         let start = || {
