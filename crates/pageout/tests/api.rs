@@ -80,6 +80,29 @@ fn the_kernel_counts_no_more_than_the_engine() {
     });
 }
 
+/// Each request for a region put off the look that keeps the limit: several times as much was there.
+#[test]
+fn while_regions_are_made_the_limit_holds() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(200 * MIB).unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut regions = Vec::new();
+                while !done.load(Ordering::Relaxed) && regions.len() < 20_000 {
+                    regions.push(swap.map(8192).unwrap());
+                }
+            });
+            fill(region.as_mut_slice(), 5);
+            done.store(true, Ordering::Relaxed);
+        });
+        let peak = swap.stats().resident_peak_bytes.load(Ordering::Relaxed);
+        assert!(peak <= LIMIT.0 + SLACK, "peak {}", Bytes(peak));
+        verify(region.as_slice(), 5);
+    });
+}
+
 #[test]
 fn regions_come_and_go_under_load() {
     watched(|| {

@@ -263,28 +263,37 @@ impl Host {
         }
     }
 
-    /// The first thread's work: the program's requests, and a look now and then, the less often the less happens.
+    /// The first thread's work: the program's requests, and a look now and then, the less often the less happens. Requests put
+    /// no look off, and however many come together there is one look after them.
     fn follow(&self, requests: &Receiver<Request>) {
-        let mut pause = SHORTEST_PAUSE;
-        let mut last = 0;
-        for look in 1u64.. {
-            match requests.recv_timeout(pause) {
-                Ok(Request::Adopt { start, end, answer }) => {
-                    let _ = answer.send(self.engine.adopt(start, end));
-                    continue;
-                }
-                Ok(Request::Look) | Err(RecvTimeoutError::Timeout) => {}
-                Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            }
+        let (mut pause, mut last, mut looks) = (SHORTEST_PAUSE, 0, 0);
+        let mut soonest = Instant::now() + pause;
+        let mut due = soonest;
+        loop {
             let started = Instant::now();
+            if started < due {
+                match requests.recv_timeout(due - started) {
+                    Ok(Request::Adopt { start, end, answer }) => {
+                        let _ = answer.send(self.engine.adopt(start, end));
+                        due = due.min(soonest);
+                    }
+                    Ok(Request::Look) => due = due.min(soonest),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                }
+                continue;
+            }
             self.look();
-            if look % UNPARK_LOOKS == 0 {
+            looks += 1;
+            if looks % UNPARK_LOOKS == 0 {
                 self.engine.policy.lock().unpark();
             }
             let faults = self.engine.stats.pgfault.load(Ordering::Relaxed);
-            pause = if faults == last { pause * 2 } else { SHORTEST_PAUSE };
-            pause = pause.max(started.elapsed() * LOOK_SHARE).min(LONGEST_PAUSE);
+            let shortest = SHORTEST_PAUSE.max(started.elapsed() * LOOK_SHARE).min(LONGEST_PAUSE);
+            pause = if faults == last { (pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
             last = faults;
+            soonest = Instant::now() + shortest;
+            due = Instant::now() + pause.max(shortest);
         }
     }
 
