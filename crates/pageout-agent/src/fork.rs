@@ -229,6 +229,11 @@ impl Turn {
         self.restore();
     }
 
+    /// What is to be blocked when it is over.
+    pub fn signals(&self) -> u64 {
+        self.mask
+    }
+
     /// Unblocks signals: all there is to do in the child, and before a clone whose child goes elsewhere.
     pub fn restore(&self) {
         sys::set_signals(self.mask);
@@ -281,7 +286,7 @@ fn take_turn(me: u32) -> bool {
 
 /// Stack that is needed from [`bequeath`] to [`cloned`], or to the end of [`child_inherits`]: 400 bytes, and some to spare.
 /// No more: stacks may be as small as libc allows, and hold two frames of signals by then.
-pub const STACK: usize = 640;
+const STACK: usize = 640;
 
 /// Writes down what is out, for the child. From here to [`cloned`] nobody gets a page; the stack is touched before, as
 /// far as it is needed until then. False: no memory.

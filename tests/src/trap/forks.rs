@@ -62,6 +62,12 @@ pub const TRAPS: &[Trap] = &[
         fork_small_stack,
     )
     .may_log(),
+    Trap::new(
+        "clone-small-stack",
+        "clones onto a few hundred bytes of its caller's frame, or above a guard page",
+        clone_small_stack,
+    )
+    .may_log(),
     Trap::new("fork-names", "forks by libc's other names for fork and clone", fork_names).may_log(),
     Trap::new("dontfork", "memory that the child does not get", dontfork).may_log(),
     Trap::new("dontfork-asm", "the same, said by an instruction, past libc", dontfork_asm).may_log(),
@@ -269,6 +275,37 @@ fn fork_small_stack(ctx: &Ctx) -> Outcome {
     // SAFETY: as above.
     sys::ret("raise", unsafe { libc::raise(libc::SIGUSR1) })?;
     found()?;
+    field.check(1)
+}
+
+extern "C" fn reads_a_byte(at: *mut c_void) -> c_int {
+    // SAFETY: what is given below, of which the child has a copy.
+    unsafe { at.cast::<*const u8>().read().read_volatile() }.into()
+}
+
+/// As the collector of D does: its child began on what held what it was to do, and ended by SIGSEGV. On a stack right above what
+/// cannot be written to the parent waited for ever.
+fn clone_small_stack(ctx: &Ctx) -> Outcome {
+    #[repr(align(16))]
+    struct Stack([u8; 256]);
+    let (field, mut ballast) = ctx.evicted()?;
+    let all = sys::map(2 * PAGE)?;
+    sys::protect(all.part(0, PAGE), libc::PROT_NONE)?;
+    for round in 0..16 {
+        let mut own = Stack([0; 256]);
+        let mut byte = field.page(round).as_ptr::<u8>().cast_const();
+        let own = own.0.as_mut_ptr_range().end.cast();
+        let guarded = all.part(PAGE, PAGE).as_ptr::<c_void>().wrapping_byte_add(256 + 16 * round);
+        for stack in [own, guarded] {
+            // SAFETY: the child has a copy of all, and needs little.
+            let child = unsafe { libc::clone(reads_a_byte, stack, libc::SIGCHLD, (&raw mut byte).cast()) };
+            // SAFETY: a page of the field.
+            sys::wait_for(sys::ret("clone", child)?, unsafe { byte.read() }.into())?;
+        }
+        if round % 8 == 0 {
+            ballast.walk()?;
+        }
+    }
     field.check(1)
 }
 

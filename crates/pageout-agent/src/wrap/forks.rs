@@ -3,6 +3,7 @@
 use super::{bring_in, fail, Next};
 use crate::{dispatch, exit, fork, sys};
 use core::ffi::{c_char, c_int, c_long, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
@@ -140,21 +141,38 @@ type Clone = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-struct Cloned {
+/// What a clone's child is to do.
+#[repr(C)]
+struct Start {
     main: Main,
     argument: *mut c_void,
+}
+
+struct Cloned {
+    start: Start,
     turn: fork::Turn,
 }
 
-extern "C" fn cloned(child: *mut c_void) -> c_int {
-    // SAFETY: on the stack of the caller of `clone`, of which this process has a copy.
-    let child = unsafe { &*child.cast::<Cloned>() };
-    begin_child(&child.turn);
-    child.turn.restore();
-    (child.main)(child.argument)
+/// Where a clone's child begins: its own stack is the program's, may be as small as a few hundred bytes, may be out, and may
+/// lie in the frame of a caller (D's collector). Room for frames of signals that calls of ours raise. Only such a child, which
+/// is alone on its memory, is ever here.
+#[repr(align(16))]
+struct Stack([u8; STACK]);
+const STACK: usize = 64 << 10;
+static mut CHILD_STACK: Stack = Stack([0; STACK]);
+/// The child's signals, for when it is back on its own.
+static CHILD_SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn cloned(child: *mut Cloned) -> Start {
+    // SAFETY: on the stack of the caller of `clone`, of which this process has a copy that nobody has written to.
+    let Cloned { start, turn } = unsafe { child.read() };
+    begin_child(&turn);
+    CHILD_SIGNALS.store(turn.signals(), Ordering::Relaxed);
+    start
 }
 
-// What libc's `clone` does, with the child's argument for [`cloned`]. Not libc's: its code may not be there yet.
+// What libc's `clone` does, but for [`cloned`] before the program's function. Not libc's: its code may not be there yet.
+// Nothing is on the child's stack before that is where it belongs.
 // Global within the library, as the others: who calls it may be compiled into another object.
 core::arch::global_asm!(
     ".type pageout_bare_clone, @function",
@@ -162,8 +180,6 @@ core::arch::global_asm!(
     ".hidden pageout_bare_clone",
     "pageout_bare_clone:",
     "and rsi, -16",
-    "sub rsi, 16",
-    "mov [rsi], r9",
     "mov r10, rcx",
     "mov eax, 56",
     "syscall",
@@ -172,14 +188,31 @@ core::arch::global_asm!(
     "ret",
     "2:",
     "xor ebp, ebp",
-    "mov rdi, [rsp]",
+    "mov r12, rsp",
+    "lea rsp, [rip + {stack} + {size}]",
+    "mov rdi, r9",
     "call {cloned}",
+    "mov rsp, r12",
+    "mov r12, rax",
+    "mov r13, rdx",
+    // rt_sigprocmask(SIG_SETMASK, signals, null, 8)
+    "mov edi, 2",
+    "lea rsi, [rip + {signals}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, 14",
+    "syscall",
+    "mov rdi, r13",
+    "call r12",
     "mov edi, eax",
     "mov eax, 60",
     "syscall",
     "ud2",
     ".size pageout_bare_clone, . - pageout_bare_clone",
     cloned = sym cloned,
+    stack = sym CHILD_STACK,
+    size = const STACK,
+    signals = sym CHILD_SIGNALS,
 );
 
 extern "C" {
@@ -189,7 +222,7 @@ extern "C" {
         parent: *mut c_void,
         child: *mut c_void,
         tls: *mut c_void,
-        argument: *mut c_void,
+        child_is: *mut Cloned,
     ) -> c_long;
 }
 
@@ -230,23 +263,22 @@ pub unsafe extern "C" fn clone(
 ) -> c_int {
     // SAFETY: libc's function of that name.
     let next: Clone = unsafe { core::mem::transmute(CLONE.get()) };
-    let (Some(start), false, false) = (main, stack.is_null(), flags as u32 & raw::CLONE_VM != 0) else {
+    let (Some(main), false, false) = (main, stack.is_null(), flags as u32 & raw::CLONE_VM != 0) else {
         keep_word(flags as u64, child as usize);
         // SAFETY: as the caller promises.
         return unsafe { next(main, stack, flags, argument, parent, tls, child) };
     };
     let Some(turn) = fork::before() else { return fail(Errno::AGAIN) };
     if turn.is_out() {
-        bring_in((stack as usize).wrapping_sub(fork::STACK), fork::STACK);
         bring_in_ids(flags as u64, parent as usize, child as usize);
         if !fork::bequeath() {
             turn.end();
             return fail(Errno::NOMEM);
         }
     }
-    let mut both = Cloned { main: start, argument, turn };
+    let mut both = Cloned { start: Start { main, argument }, turn };
     // SAFETY: as the caller promises; the child reads its own copy of `both`.
-    let id = unsafe { pageout_bare_clone(flags.into(), stack, parent, child, tls, (&raw mut both).cast()) };
+    let id = unsafe { pageout_bare_clone(flags.into(), stack, parent, child, tls, &raw mut both) };
     end_clone(both.turn, id);
     if id < 0 {
         return fail(Errno::from_raw_os_error(-id as i32));
