@@ -429,7 +429,9 @@ impl Life {
             // that no fault announces.
             still = (still + 1).min(12);
             let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
-            self.part.tell_excess(over.max(0) as u64);
+            // A device that failed may fail for long.
+            let has_place = !engine.place.is_full() && self.stats.write_errors.load(Ordering::Relaxed) == 0;
+            self.part.tell_excess(over.max(0) as u64, has_place);
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
             if mappings != self.scanned {

@@ -21,32 +21,55 @@ const COUNT_SHARE: u64 = 50;
 const COUNT_SHARE_AT_MOST: u64 = 10;
 /// Much, in bytes.
 const COUNT_AFTER: u64 = 4 << 20;
-const MIB: usize = 1 << 20;
+const MIB: u64 = 1 << 20;
 
-/// So many bytes over what the process may have (a quarter of a small limit) who maps memory is held up.
+/// So many bytes over what the process may have (a quarter of a small limit) who takes memory is held up.
 const HELD_UP_OVER: u64 = 8 << 20;
 /// For how long, in ns for each MiB, if one process may grow, and at most: about as long as it takes to let that much leave. As
 /// long again for each so many bytes over: where small mappings leave, or a CPU is slow, it takes longer.
 const HELD_UP: u64 = 2_000_000;
 const MOST_HELD_UP: u64 = 4 * HELD_UP;
 const AGAIN_OVER: u64 = 24 << 20;
-/// However much is mapped.
+/// From so many bytes over on twice as long for each so many more, so often at most (a MiB a second), while what leaves finds a
+/// place: no device is too slow, and the stated slack is 64 MiB.
+const STEEP_OVER: u64 = 36 << 20;
+const TWICE_EACH: u64 = 4 << 20;
+const MOST_DOUBLINGS: u64 = 7;
+/// However much is taken at once, unless a MiB takes longer.
 const HELD_UP_IN_ALL: u64 = 50_000_000;
+/// So many bytes are paid for together.
+const PAID_TOGETHER: u64 = 128 << 10;
 /// How often (ns) who is held up looks whether he still is.
 const LOOK_AGAIN: i64 = 250_000;
 
 /// For how long (ns for each MiB) the program's threads are held up now.
 static PENALTY: AtomicU64 = AtomicU64::new(0);
+/// Bytes that were taken and not paid for.
+static OWED: AtomicU64 = AtomicU64::new(0);
 
-/// A thread of the program has mapped so many bytes. What is new is not registered before the next look, and comes to be
-/// faster than anything leaves, by huge pages most of all. So while there is far too much he waits, as under memory.high of
-/// a control group; not for long, for what is too much may not be able to leave.
+/// Is anybody held up now?
+#[inline]
+pub fn holds_up() -> bool {
+    PENALTY.load(Ordering::Relaxed) != 0
+}
+
+/// A thread of the program takes so many bytes, by a mapping or from `malloc`. What is new is not registered before the next
+/// look, and comes to be faster than anything leaves, by huge pages most of all. So while there is far too much he waits, as
+/// under memory.high of a control group.
 pub fn hold_up(bytes: usize) {
-    let most = || (PENALTY.load(Ordering::Relaxed) * (bytes / MIB) as u64).min(HELD_UP_IN_ALL);
     // A filter may not allow to sleep.
-    if most() == 0 || wrap::is_filtered() {
+    if !holds_up() || wrap::is_filtered() {
         return;
     }
+    let owed = OWED.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+    if owed < PAID_TOGETHER {
+        return;
+    }
+    OWED.store(0, Ordering::Relaxed);
+    let most = || {
+        let penalty = PENALTY.load(Ordering::Relaxed);
+        (penalty.saturating_mul(owed) / MIB).min(HELD_UP_IN_ALL.max(penalty))
+    };
     let begun = sys::time(ClockId::Monotonic);
     while sys::time(ClockId::Monotonic) - begun < most() {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN });
@@ -131,11 +154,13 @@ impl Part {
         self.view.allowance + elsewhere
     }
 
-    /// So many bytes too much are there that can leave: whether who maps memory is held up.
-    pub fn tell_excess(&self, bytes: u64) {
+    /// So many bytes too much are there that can leave, and what leaves finds a place, or not (`has_place`): whether who takes
+    /// memory is held up.
+    pub fn tell_excess(&self, bytes: u64, has_place: bool) {
         let is_over = bytes > HELD_UP_OVER.min(self.limit / 4);
         let times = self.view.processes.min(2) as u64 + bytes / AGAIN_OVER;
-        let penalty = (HELD_UP * times).min(MOST_HELD_UP);
+        let doublings = (bytes.saturating_sub(STEEP_OVER) / TWICE_EACH).min(MOST_DOUBLINGS);
+        let penalty = (HELD_UP * times).min(MOST_HELD_UP) << if has_place { doublings } else { 0 };
         PENALTY.store(if is_over { penalty } else { 0 }, Ordering::Relaxed);
     }
 

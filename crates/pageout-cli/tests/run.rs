@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{symlink, MetadataExt};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -659,4 +660,55 @@ fn who_may_have_no_children_is_told_what_to_do() {
     assert!(ended.err.contains("runs without a limit: its class, SCHED_DEADLINE"), "{}", ended.err);
     let ended = run(&["-R"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
+/// A control group of block I/O that is removed in the end.
+struct Throttle(PathBuf);
+
+impl Throttle {
+    /// Lets what is in it write so many bytes a second to where `path` lies; `None`: not here.
+    fn new(path: &Path, bytes_a_second: u64) -> Option<Self> {
+        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("pageout-test-{}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        let throttle = Self(group);
+        let device = fs::metadata(path).unwrap().dev();
+        let limit = format!("{}:{} {bytes_a_second}", libc::major(device), libc::minor(device));
+        fs::write(throttle.0.join("blkio.throttle.write_bps_device"), limit).ok()?;
+        Some(throttle)
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        // Who was in it may still be ending.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What `malloc` gives is filled before it is registered, and nothing waited for a device that is slower: a limit of 64M
+/// had 1500M after 2 GB, 200M and more after what is here.
+#[test]
+fn who_takes_memory_waits_for_a_slow_device() {
+    let place = Place::new();
+    let here = place.path(".").canonicalize().unwrap();
+    let Some(throttle) = Throttle::new(&here, 20_000_000) else {
+        println!("skipped: no control group of block I/O can be made here");
+        return;
+    };
+    let script = "a = [bytes([k % 251 + 1]) * (1 << 18) for k in range(1000)]\n\
+        print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')))";
+    let procs = throttle.0.join("cgroup.procs");
+    let mut command = place.pageout(["run", "-m", "64M", "-s", "swap,size=1G", "python3", "-c", script]);
+    command.env_remove("PAGEOUT_AGENT");
+    // SAFETY: writes a file.
+    unsafe { command.pre_exec(move || fs::write(&procs, "0")) };
+    let ended = finish(&mut command);
+    assert_eq!((ended.err.as_str(), ended.status), ("", 0));
+    let most: u64 = ended.out.trim().parse().unwrap();
+    assert!(most <= 128 << 10, "{most} KiB");
 }

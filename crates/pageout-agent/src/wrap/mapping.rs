@@ -15,12 +15,14 @@ extern "C" {
     fn pwritev2(fd: c_int, parts: *const c_void, count: c_int, offset: i64, flags: c_int) -> isize;
 }
 
+static MALLOC: Next = Next::new(c"malloc");
 static REALLOC: Next = Next::new(c"realloc");
 /// Is it the GNU libc's? Any other moves memory by libc's `mremap`, or not at all.
 static IS_GNU: AtomicBool = AtomicBool::new(false);
 
 /// Before `main`.
 pub fn prepare() {
+    MALLOC.get();
     IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
 }
 
@@ -191,6 +193,20 @@ pub unsafe extern "C" fn mremap(
         as *mut c_void
 }
 
+/// See the table of [`super`]. Not `calloc`, which the loader of an old libc calls where it looks up what is behind ours.
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn malloc(len: usize) -> *mut c_void {
+    if part::holds_up() {
+        part::hold_up(len);
+    }
+    type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
+    // SAFETY: libc's function of that name, or the program's, and as the caller promises.
+    unsafe { core::mem::transmute::<usize, Malloc>(MALLOC.get())(len) }
+}
+
 /// See the table of [`super`].
 ///
 /// # Safety
@@ -242,6 +258,7 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
     if len.saturating_add(size_of::<usize>()) <= usable {
         return direct();
     }
+    part::hold_up(len - usable);
     if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
         return remap::grow(direct, |object| !object.is_null());
     }

@@ -9,7 +9,7 @@
 //! | madvise, process_madvise | `MADV_FREE` leaves pages that raise no fault and no event, `MADV_GUARD_INSTALL` discards without an event; DONTNEED after them has one |
 //! | madvise, mmap | what is populated by one call grows by gigabytes while nobody can register it: it is done in pieces |
 //! | mmap | a mapping in the place of one that was not found yet changes nothing that the keeper sees: it is counted |
-//! | madvise, mmap | while far too much is there who takes more waits a little: what is new grows faster than anything leaves |
+//! | madvise, mmap, malloc, realloc | while far too much is there who takes more waits: what is new grows faster than anything leaves |
 //! | shmat | with SHM_REMAP it takes the place of memory without an event: what is there is unmapped first |
 //! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
 //! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
