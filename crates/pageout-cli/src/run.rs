@@ -67,6 +67,9 @@ pub const LEAST_OPEN_FILES: u64 = 64;
 /// Longer than it takes to know who has none.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long lines that standard error does not take wait until they are tried again.
+const LINES_AGAIN: Duration = Duration::from_millis(100);
+
 /// Runs the program; our exit status.
 pub fn run(options: &RunOptions) -> Result<i32> {
     let config = Config::resolve(&options.settings)?;
@@ -80,6 +83,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     if options.dry_run {
         return dry_run(&config, specs, &program);
     }
+    say::wait_for_nobody();
     if let Some(all) = memory::cgroup_limit().filter(|all| (all + 1..u64::MAX).contains(&config.limit_bytes))
     {
         say::warning(format_args!(
@@ -162,7 +166,8 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         }
         // A child that says nothing ends without a word to us, too.
         let soon = deserted.map(|_| Duration::from_millis(20));
-        let timeout = soon.into_iter().chain([strays.due_in()]).min();
+        let lines = (!say::catch_up(Duration::ZERO)).then_some(LINES_AGAIN);
+        let timeout = soon.into_iter().chain(lines).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {

@@ -1,9 +1,16 @@
 //! Lines for the user, on standard error, and what was asked for, on standard output. Any thread; the level is set
 //! once, before anything is said.
+//!
+//! Who serves a tree waits for nobody who reads: standard error may be a pipe that a program of the tree has filled, and whose
+//! reader comes when that ends; or a terminal that was stopped. From [`wait_for_nobody`] on lines are kept until it takes some.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::io::Write;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::{program, sys};
 
@@ -21,6 +28,12 @@ pub enum Level {
 }
 
 static LEVEL: AtomicU32 = AtomicU32::new(Level::Warning as u32);
+static WAITS: AtomicBool = AtomicBool::new(true);
+/// Lines that were not taken yet, so many at most: what comes then is lost.
+static KEPT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+const MOST_KEPT: usize = 256;
+/// A pipe that takes anything takes so many bytes without a wait.
+const AT_ONCE: usize = libc::PIPE_BUF;
 
 /// From `-v` and `-q`, counted: the largest level that is said.
 pub fn set_level(verbose: u8, quiet: u8) {
@@ -33,8 +46,45 @@ pub fn say(level: u32, line: impl fmt::Display) {
     if level <= LEVEL.load(Relaxed) {
         // One line, whatever stands in names; one write, so that lines of several processes do not mix.
         let line = format!("pageout: {}\n", line.to_string().replace(char::is_control, "?"));
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        if WAITS.load(Relaxed) {
+            let _ = io::stderr().write_all(line.as_bytes());
+            return;
+        }
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < MOST_KEPT {
+            kept.push_back(line);
+        }
+        drop(kept);
+        catch_up(Duration::ZERO);
     }
+}
+
+/// From here on nothing that is said waits.
+pub fn wait_for_nobody() {
+    WAITS.store(false, Relaxed);
+}
+
+/// Says what was kept; waits until it is taken, or `patience` is over. False: some is left.
+pub fn catch_up(patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some(line) = kept.front() {
+        let stderr = io::stderr();
+        let left = until.saturating_duration_since(Instant::now());
+        // Who has gone is told by the write.
+        let ready =
+            sys::poll(&[(stderr.as_fd(), libc::POLLOUT)], Some(left)).is_ok_and(|ready| ready[0] != 0);
+        if !ready && Instant::now() < until {
+            continue;
+        }
+        if !ready {
+            return false;
+        }
+        let line = line.as_bytes();
+        let _ = stderr.lock().write_all(&line[..line.len().min(AT_ONCE)]);
+        kept.pop_front();
+    }
+    true
 }
 
 /// A value of the user's as a line shows it.
@@ -67,12 +117,12 @@ pub fn debug(line: impl fmt::Display) {
 
 /// Writes what was asked for to standard output.
 pub fn print(text: impl fmt::Display) {
-    let mut out = std::io::stdout();
+    let mut out = io::stdout();
     out.write_all(text.to_string().as_bytes()).and_then(|()| out.flush()).unwrap_or_else(|why| unheard(&why));
 }
 
 /// Standard output takes nothing: nobody would hear the rest either.
-pub fn unheard(why: &std::io::Error) -> ! {
+pub fn unheard(why: &io::Error) -> ! {
     error(format_args!("standard output: {}", sys::reason(why)));
     std::process::exit(program::FAILED)
 }

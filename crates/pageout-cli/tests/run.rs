@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{symlink, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -660,6 +661,23 @@ fn who_may_have_no_children_is_told_what_to_do() {
     assert!(ended.err.contains("runs without a limit: its class, SCHED_DEADLINE"), "{}", ended.err);
     let ended = run(&["-R"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
+/// A line to a stream that is full made run wait, and the tree with it, until somebody read: who waits for the end first never did.
+#[test]
+fn who_reads_no_lines_holds_nobody_up() {
+    let place = Place::new();
+    let (mut reader, mut writer) = UnixStream::pair().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 4096]).is_ok() {}
+    writer.set_nonblocking(false).unwrap();
+    let mut command = place.pageout(["run", "-vv", "sh", "-c", "exit 7"]);
+    let child = command.stderr(OwnedFd::from(writer)).spawn().unwrap();
+    drop(command);
+    assert_eq!(wait(child).status, 7);
+    let mut heard = Vec::new();
+    reader.read_to_end(&mut heard).unwrap();
+    assert!(heard.iter().all(|byte| *byte == 0), "{}", String::from_utf8_lossy(&heard));
 }
 
 /// A control group of block I/O that is removed in the end.

@@ -148,6 +148,7 @@ struct Start {
     argument: *mut c_void,
 }
 
+#[repr(C)]
 struct Cloned {
     start: Start,
     turn: fork::Turn,
@@ -156,10 +157,8 @@ struct Cloned {
 /// Where a clone's child begins: its own stack is the program's, may be as small as a few hundred bytes, may be out, and may
 /// lie in the frame of a caller (D's collector). Room for frames of signals that calls of ours raise. Only such a child, which
 /// is alone on its memory, is ever here.
-#[repr(align(16))]
-struct Stack([u8; STACK]);
+static mut CHILD_STACK: [u128; STACK / 16] = [0; STACK / 16];
 const STACK: usize = 64 << 10;
-static mut CHILD_STACK: Stack = Stack([0; STACK]);
 /// The child's signals, for when it is back on its own.
 static CHILD_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
