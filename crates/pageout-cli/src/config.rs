@@ -192,7 +192,8 @@ fn from_options(options: &SettingOptions) -> Values {
 
 fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
     const TAKES: &str = "a size like 512M, 4GiB, 50% or max";
-    if written.text == "max" {
+    // As control groups say it, and systemd.
+    if ["max", "infinity"].contains(&written.text.as_str()) {
         return Ok(u64::MAX);
     }
     let bytes = match written.text.strip_suffix('%') {
@@ -207,7 +208,8 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
     };
     if bytes < LEAST_LIMIT.0 {
         let source = &written.source;
-        bail!("{source} {}: too small; the least that works is {LEAST_LIMIT}", written.text);
+        let bytes = if written.text.ends_with(|c: char| c.is_ascii_digit()) { " bytes" } else { "" };
+        bail!("{source} {}{bytes}: too small; the least that works is {LEAST_LIMIT}", written.text);
     }
     Ok(bytes)
 }
@@ -242,6 +244,7 @@ mod tests {
     fn limits() {
         let available = || 8 << 30;
         assert_eq!(limit(&written("max"), available).unwrap(), u64::MAX);
+        assert_eq!(limit(&written("infinity"), available).unwrap(), u64::MAX);
         assert_eq!(limit(&written("50%"), available).unwrap(), 4 << 30);
         assert_eq!(limit(&written("12.5%"), available).unwrap(), 1 << 30);
         assert_eq!(limit(&written("16M"), available).unwrap(), 16 << 20);
@@ -256,6 +259,7 @@ mod tests {
         assert_eq!(says("101%"), "--memory 101%: takes a percentage above 0% and up to 100%");
         assert_eq!(says("NaN%"), "--memory NaN%: takes a percentage above 0% and up to 100%");
         assert_eq!(says("15M"), "--memory 15M: too small; the least that works is 16M");
+        assert_eq!(says("512"), "--memory 512 bytes: too small; the least that works is 16M");
         let file = parse(Path::new("/etc/pageout.conf"), "# ours\n\nmax-order = 10\n").unwrap();
         let error = Config::understand(&file).unwrap_err().to_string();
         assert_eq!(error, "/etc/pageout.conf:3: max-order 10: takes an order from 0 (4K) to 9 (2M)");

@@ -483,7 +483,7 @@ fn cannot(name: &str, what: &str, error: &io::Error) -> anyhow::Error {
 
 /// What to do about files that may be only so large.
 fn too_large(error: &io::Error) -> Option<&'static str> {
-    (error.raw_os_error() == Some(libc::EFBIG)).then_some("raise ulimit -f, give less with size=, or use mem")
+    (error.raw_os_error() == Some(libc::EFBIG)).then_some("raise ulimit -f, or give less with size=")
 }
 
 /// The directory for files without a name.

@@ -75,7 +75,7 @@ pub struct RunOptions {
     pub settings: SettingOptions,
 
     /// Say what would be done, and do nothing
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, overrides_with = "dry_run")]
     pub dry_run: bool,
 
     /// Say what is done, and at the end what was swapped; twice: much more
@@ -94,12 +94,12 @@ pub struct RunOptions {
 }
 
 /// What can also stand in the environment and in a file. Kept as text: it is read where it is known where it came
-/// from, so that a message can say that.
+/// from, so that a message can say that. The last of several holds, for aliases.
 #[derive(Debug, Default, Args)]
 pub struct SettingOptions {
     /// Resident memory that the program and its descendants may keep together: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
     /// or max [default: 80%]
-    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, overrides_with = "memory")]
     pub memory: Option<String>,
 
     /// Where pages go; may be repeated. PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
@@ -108,23 +108,23 @@ pub struct SettingOptions {
     pub swap: Vec<String>,
 
     /// Whether huge pages come back whole: auto, always, madvise or never [default: auto]
-    #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN))]
+    #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN), overrides_with = "swapin")]
     pub swapin: Option<String>,
 
     /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, overrides_with = "max_order")]
     pub max_order: Option<String>,
 
     /// Kill a descendant that pageout cannot be preloaded into, instead of saying so once
-    #[arg(long)]
+    #[arg(long, overrides_with = "strict")]
     pub strict: bool,
 
     /// At exit write the counters to FILE as JSON; - is standard error, as a table
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", overrides_with = "stats")]
     pub stats: Option<String>,
 
     /// Read settings from FILE [default: /etc/pageout.conf, then ~/.config/pageout.conf]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", overrides_with = "config")]
     pub config: Option<PathBuf>,
 }
 

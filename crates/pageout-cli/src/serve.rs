@@ -282,6 +282,9 @@ impl Server {
             self.connections.iter().filter_map(|c| c.client.as_ref()).map(|client| of(client, None));
         let leaving = self.leaving.iter().map(|leaving| of(&leaving.client, Some(State::Ending)));
         let unlimited = self.unlimited.living(|why| why != Why::Elsewhere);
+        let unlimited = unlimited.into_iter().map(ProcessView::unlimited);
+        let mut processes: Vec<ProcessView> = connected.chain(leaving).chain(unlimited).collect();
+        processes.sort_by_key(ProcessView::pid);
         View {
             run: std::process::id() as i32,
             main: self.program.0,
@@ -289,10 +292,7 @@ impl Server {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             limit_bytes: self.settings.limit_bytes,
             devices: self.mounts.iter().map(|(number, mount)| DeviceView::of(mount, used(number))).collect(),
-            processes: connected
-                .chain(leaving)
-                .chain(unlimited.into_iter().map(ProcessView::unlimited))
-                .collect(),
+            processes,
             ended: self.report.total().json(),
         }
     }

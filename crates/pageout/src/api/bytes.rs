@@ -4,7 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 use std::string::String;
 
-/// A number of bytes. Reads a number, a fraction allowed, and a unit: `K`, `KiB` = 1024, `KB` = 1000, and so for M, G, T, P;
+/// A number of bytes. Reads a number, a fraction allowed, and a unit: `K`, `Ki`, `KiB` = 1024, `KB` = 1000, and so for M, G, T, P;
 /// without a unit bytes; case does not matter. Shows as `1.5G`, exact multiples of a unit without a fraction, and the
 /// largest, which is no limit, as `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +78,7 @@ impl FromStr for Bytes {
         };
         let base: f64 = match letters.as_str() {
             "" => 1024.0,
-            "IB" if power > 0 => 1024.0,
+            "I" | "IB" if power > 0 => 1024.0,
             "B" if power > 0 => 1000.0,
             _ => return Err(NotASize),
         };
@@ -100,6 +100,7 @@ mod tests {
         for (text, bytes) in [
             ("512M", 512 << 20),
             ("4GiB", 4 << 30),
+            ("4Gi", 4 << 30),
             ("1.5G", 3 << 29),
             ("1.5g", 3 << 29),
             ("4 GiB", 4 << 30),
@@ -123,7 +124,7 @@ mod tests {
             "12Q",
             "1..5G",
             "1G5",
-            "1Gi",
+            "1Gib2",
             "1KiBs",
             "1BB",
             ".5G",

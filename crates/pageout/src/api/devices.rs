@@ -99,17 +99,16 @@ impl Asked {
             .map_err(|error| wrong(error.to_string()))
     }
 
-    /// A file that was not there goes again at once: only we have it.
+    /// For a file that is not there, one without a name: it would go again at once, and who opens the same meanwhile would find it
+    /// in use.
     fn create(&self, path: &Path) -> Result<FileDevice, Error> {
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
         let size = self.room_in(directory, false)?;
-        let device = FileDevice::create(&c_path(path), size, FileOptions::default())
-            .map_err(|error| self.refused(error))?;
-        fs::remove_file(path).map_err(|error| self.wrong(format!("cannot be unlinked: {error}")))?;
-        Ok(device)
+        FileDevice::create_unlinked(&c_path(directory), size, FileOptions::default())
+            .map_err(|error| self.refused(error))
     }
 
     /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
