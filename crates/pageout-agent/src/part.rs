@@ -2,7 +2,7 @@
 
 use crate::{fork, keeper, memory, sys, wrap};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, View, TREE_BYTES};
@@ -30,11 +30,11 @@ const HELD_UP_OVER: u64 = 8 << 20;
 const HELD_UP: u64 = 2_000_000;
 const MOST_HELD_UP: u64 = 4 * HELD_UP;
 const AGAIN_OVER: u64 = 24 << 20;
-/// From so many bytes over on twice as long for each so many more, so often at most (a MiB a second), while what leaves finds a
-/// place: no device is too slow, and the stated slack is 64 MiB.
+/// From so many bytes over on, each time it is so many more, twice as long, so often at most (a MiB a second), and back each time
+/// it is so many less: no device is too slow, and the stated slack is 64 MiB. Not while what leaves finds no place.
 const STEEP_OVER: u64 = 36 << 20;
-const TWICE_EACH: u64 = 4 << 20;
-const MOST_DOUBLINGS: u64 = 7;
+const STEP: u64 = 256 << 10;
+const MOST_STEPS: u64 = 7;
 /// However much is taken at once, unless a MiB takes longer.
 const HELD_UP_IN_ALL: u64 = 50_000_000;
 /// So many bytes are paid for together.
@@ -44,13 +44,15 @@ const LOOK_AGAIN: i64 = 250_000;
 
 /// For how long (ns for each MiB) the program's threads are held up now.
 static PENALTY: AtomicU64 = AtomicU64::new(0);
+/// It does not help: who takes memory from `malloc` is held up as well. What comes from there may have been there before.
+static IS_STEEP: AtomicBool = AtomicBool::new(false);
 /// Bytes that were taken and not paid for.
 static OWED: AtomicU64 = AtomicU64::new(0);
 
-/// Is anybody held up now?
+/// See [`IS_STEEP`].
 #[inline]
-pub fn holds_up() -> bool {
-    PENALTY.load(Ordering::Relaxed) != 0
+pub fn is_steep() -> bool {
+    IS_STEEP.load(Ordering::Relaxed)
 }
 
 /// A thread of the program takes so many bytes, by a mapping or from `malloc`. What is new is not registered before the next
@@ -58,7 +60,7 @@ pub fn holds_up() -> bool {
 /// under memory.high of a control group.
 pub fn hold_up(bytes: usize) {
     // A filter may not allow to sleep.
-    if !holds_up() || wrap::is_filtered() {
+    if PENALTY.load(Ordering::Relaxed) == 0 || wrap::is_filtered() {
         return;
     }
     let owed = OWED.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
@@ -84,6 +86,7 @@ pub fn hold_all() {
 /// Nobody is held up before the next look.
 pub fn let_go() {
     PENALTY.store(0, Ordering::Relaxed);
+    IS_STEEP.store(false, Ordering::Relaxed);
 }
 
 /// The process among the others.
@@ -106,6 +109,9 @@ pub struct Part {
     soonest: u64,
     /// What was found at the last look.
     view: View,
+    /// How often who takes memory is held up twice as long, and how much was too much when that last changed.
+    steps: u64,
+    step_at: u64,
 }
 
 impl Part {
@@ -132,6 +138,8 @@ impl Part {
             next_count: 0,
             soonest: 0,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
+            steps: 0,
+            step_at: 0,
         };
         part.counted.1 = part.faults();
         Ok(part)
@@ -156,12 +164,19 @@ impl Part {
 
     /// So many bytes too much are there that can leave, and what leaves finds a place, or not (`has_place`): whether who takes
     /// memory is held up.
-    pub fn tell_excess(&self, bytes: u64, has_place: bool) {
+    pub fn tell_excess(&mut self, bytes: u64, has_place: bool) {
+        if bytes < STEEP_OVER || !has_place {
+            (self.steps, self.step_at) = (0, bytes);
+        } else if bytes > self.step_at + STEP {
+            (self.steps, self.step_at) = ((self.steps + 1).min(MOST_STEPS), bytes);
+        } else if bytes + STEP < self.step_at {
+            (self.steps, self.step_at) = (self.steps.saturating_sub(1), bytes);
+        }
         let is_over = bytes > HELD_UP_OVER.min(self.limit / 4);
         let times = self.view.processes.min(2) as u64 + bytes / AGAIN_OVER;
-        let doublings = (bytes.saturating_sub(STEEP_OVER) / TWICE_EACH).min(MOST_DOUBLINGS);
-        let penalty = (HELD_UP * times).min(MOST_HELD_UP) << if has_place { doublings } else { 0 };
+        let penalty = (HELD_UP * times).min(MOST_HELD_UP) << self.steps;
         PENALTY.store(if is_over { penalty } else { 0 }, Ordering::Relaxed);
+        IS_STEEP.store(self.steps > 0, Ordering::Relaxed);
     }
 
     /// What the process may have in any case, in bytes.

@@ -199,7 +199,7 @@ pub unsafe extern "C" fn mremap(
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn malloc(len: usize) -> *mut c_void {
-    if part::holds_up() {
+    if part::is_steep() {
         part::hold_up(len);
     }
     type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
