@@ -74,11 +74,10 @@ pub fn catch_up(patience: Duration) -> bool {
         // Who has gone is told by the write.
         let ready =
             sys::poll(&[(stderr.as_fd(), libc::POLLOUT)], Some(left)).is_ok_and(|ready| ready[0] != 0);
-        if !ready && Instant::now() < until {
-            continue;
-        }
-        if !ready {
-            return false;
+        match (ready, left.is_zero()) {
+            (true, _) => {}
+            (false, true) => return false,
+            (false, false) => continue,
         }
         let line = line.as_bytes();
         let _ = stderr.lock().write_all(&line[..line.len().min(AT_ONCE)]);
