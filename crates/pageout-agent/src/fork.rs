@@ -199,7 +199,6 @@ pub fn is_child() -> bool {
 
 /// The right to fork now. Signals are blocked while a thread has it: a handler may fork too.
 #[must_use]
-#[repr(C)]
 pub struct Turn {
     mask: u64,
     asked: bool,

@@ -65,8 +65,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              SIGQUIT ends the wait, and they go on with the room that they have, which stays as it is in files and disks. Its standard input and output are \
              closed as soon as the program runs.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
-             pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both. What a process sends to the group of both (kill -- -PGID) comes to the \
-             program twice. Who waits for pageout is not told that a program stops which has a group of its own (suspend in a shell). One \
+             pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both. What \
+             a process sends to the group of both (kill -- -PGID) comes to the program twice. Who waits for pageout is not \
+             told that a program stops which has a group of its own (suspend in a shell). One \
              that was ignored when pageout started, as SIGHUP by nohup(1), does not end the wait.",
             "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \
              so: it would read zeros otherwise.",

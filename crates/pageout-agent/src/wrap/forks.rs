@@ -148,7 +148,6 @@ struct Start {
     argument: *mut c_void,
 }
 
-#[repr(C)]
 struct Cloned {
     start: Start,
     turn: fork::Turn,
@@ -162,9 +161,9 @@ const STACK: usize = 64 << 10;
 /// The child's signals, for when it is back on its own.
 static CHILD_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-extern "C" fn cloned(child: *mut Cloned) -> Start {
+extern "C" fn cloned(child: *mut c_void) -> Start {
     // SAFETY: on the stack of the caller of `clone`, of which this process has a copy that nobody has written to.
-    let Cloned { start, turn } = unsafe { child.read() };
+    let Cloned { start, turn } = unsafe { child.cast::<Cloned>().read() };
     begin_child(&turn);
     CHILD_SIGNALS.store(turn.signals(), Ordering::Relaxed);
     start
@@ -221,7 +220,7 @@ extern "C" {
         parent: *mut c_void,
         child: *mut c_void,
         tls: *mut c_void,
-        child_is: *mut Cloned,
+        argument: *mut c_void,
     ) -> c_long;
 }
 
@@ -277,7 +276,7 @@ pub unsafe extern "C" fn clone(
     }
     let mut both = Cloned { start: Start { main, argument }, turn };
     // SAFETY: as the caller promises; the child reads its own copy of `both`.
-    let id = unsafe { pageout_bare_clone(flags.into(), stack, parent, child, tls, &raw mut both) };
+    let id = unsafe { pageout_bare_clone(flags.into(), stack, parent, child, tls, (&raw mut both).cast()) };
     end_clone(both.turn, id);
     if id < 0 {
         return fail(Errno::from_raw_os_error(-id as i32));
