@@ -54,7 +54,7 @@ impl Asked {
                 let size = device.len() as u64;
                 return self.opened(index, Box::new(device), size, 0);
             }
-            Place::Unnamed => (self.create_unlinked()?, None),
+            Place::Unnamed => (self.create_temporary()?, None),
             Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
             Place::Path(path) => (self.create(path)?, None),
         };
@@ -87,16 +87,12 @@ impl Asked {
         Ok(Opened { config, device, trunks: (size / TRUNK_BYTES) as u32 })
     }
 
-    fn create_unlinked(&self) -> Result<FileDevice, Error> {
+    fn create_temporary(&self) -> Result<FileDevice, Error> {
         let directory = match env::var_os("TMPDIR").filter(|directory| !directory.is_empty()) {
             Some(directory) => PathBuf::from(directory),
             None => PathBuf::from("."),
         };
-        let name = directory.display().to_string();
-        let wrong = |why: String| Error::Device { name: name.clone(), why };
-        let size = self.room_in(&directory, true)?;
-        FileDevice::create_unlinked(&c_path(&directory), size, FileOptions::default())
-            .map_err(|error| wrong(error.to_string()))
+        self.create_unlinked(&directory, directory.display().to_string(), true)
     }
 
     /// For a file that is not there, one without a name: it would go again at once, and who opens the same meanwhile would find it
@@ -106,9 +102,14 @@ impl Asked {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
-        let size = self.room_in(directory, false)?;
+        self.create_unlinked(directory, self.text.clone(), false)
+    }
+
+    /// A file without a name, which is called `name` if it is refused.
+    fn create_unlinked(&self, directory: &Path, name: String, unasked: bool) -> Result<FileDevice, Error> {
+        let size = self.room_in(directory, unasked)?;
         FileDevice::create_unlinked(&c_path(directory), size, FileOptions::default())
-            .map_err(|error| self.refused(error))
+            .map_err(|error| Error::Device { name, why: error.to_string() })
     }
 
     /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
