@@ -50,11 +50,14 @@ impl File {
         unsafe { &*(self.base as *const Bequest) }
     }
 
-    fn areas(&self) -> &[[u64; 2]] {
+    fn areas(&self) -> impl Iterator<Item = Region> + '_ {
         // SAFETY: inside the mapping, numbers only.
-        unsafe {
+        let room: &[[u64; 2]] = unsafe {
             core::slice::from_raw_parts((self.base + AREAS_AT) as *const _, self.first().areas as usize)
-        }
+        };
+        // What is left of the room is empty.
+        let areas = room.iter().take_while(|[start, end]| start < end);
+        areas.map(|[start, end]| Region { start: *start as usize, end: *end as usize })
     }
 
     fn heirlooms(&self) -> &[Heirloom] {
@@ -228,9 +231,7 @@ impl Taking {
     pub fn register(&mut self, file: &File, kernel: &Linux) -> bool {
         let Some(changes) = file.changes() else { return false };
         let mut areas = Regions::default();
-        for [start, end] in file.areas() {
-            areas.insert(Region { start: *start as usize, end: *end as usize });
-        }
+        file.areas().for_each(|area| areas.insert(area));
         let marked = core::mem::take(&mut self.marked);
         let there = core::mem::take(&mut self.there);
         let moved = Moved::new(&areas, there, marked, changes, wrap::keeps_from_children());

@@ -25,7 +25,7 @@ use crate::peer::Peer;
 use crate::sample::{Sampler, Seen};
 use crate::sys;
 use crate::units::{Bytes, GIB, KB, PAGE};
-use crate::work::{own_path, Report, Work, WorkLine};
+use crate::work::{redis, own_path, Report, Work, WorkLine};
 
 /// What gives the workload its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -362,6 +362,9 @@ fn start_and_wait(
         .context("starting the workload")?;
     let pid = child.id() as i32;
     scope.made(Made::Group(pid))?;
+    if let Work::Redis(_) = line.work() {
+        scope.made(Made::File(redis::Redis::socket()))?;
+    }
     let mut stdout = child.stdout.take().context("the workload's output")?;
     let sampler = Sampler::start(pid, setting.time_limit, mm_stat);
     let (driven, ended, output) = std::thread::scope(|threads| {

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::sys;
+
 /// Memory of the machine in bytes. Read once.
 pub fn total_bytes() -> u64 {
     static TOTAL: OnceLock<u64> = OnceLock::new();
@@ -26,8 +28,8 @@ pub fn cgroup_limit() -> Option<u64> {
 }
 
 fn read_cgroup_limit() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let groups = sys::text_of("/proc/self/cgroup")?;
+    let mounts = sys::text_of("/proc/self/mountinfo")?;
     let machine = total_bytes();
     hierarchies(&groups, &mounts)
         .into_iter()

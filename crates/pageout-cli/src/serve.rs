@@ -735,7 +735,11 @@ impl Server {
     fn call(&self, kind: Kind, whom: impl Fn(&Client) -> bool) {
         let message = Message::new(kind, 0, 0, 0);
         for connection in self.connections.iter().filter(|c| c.client.as_ref().is_some_and(&whom)) {
-            // Who does not listen now is called again, if it is still so.
+            // Who does not listen now (it is stopped) is called again, if it is still so. Calls must not fill its socket, which
+            // is to take what it asks for.
+            if sys::has_unread(connection.socket.as_fd()) {
+                continue;
+            }
             let _ = sys::send(connection.socket.as_fd(), message.as_bytes(), &[]);
         }
     }

@@ -274,7 +274,7 @@ fn is_pageout(pid: i32) -> bool {
 
 /// Who a process is to others, also where it lets nobody look at it.
 fn user_of(pid: i32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = sys::text_of(format!("/proc/{pid}/status"))?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -292,7 +292,7 @@ struct Loaded {
 impl Loaded {
     /// From what `maps` or `smaps` of a process says, of which only the latter tells who has begun.
     fn of(pid: i32, list: &str, agent: &Path) -> Option<Self> {
-        Some(Self::read(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{list}")).ok()?), agent))
+        Some(Self::read(&sys::text_of(format!("/proc/{pid}/{list}"))?, agent))
     }
 
     fn read(list: &str, agent: &Path) -> Self {

@@ -634,6 +634,14 @@ const FDS: usize = 16;
 type Control = [u64; 16];
 const _: () = assert!(size_of::<Control>() >= 16 + FDS * size_of::<RawFd>());
 
+/// Whether what was sent was not read yet, some of it.
+pub fn has_unread(socket: BorrowedFd<'_>) -> bool {
+    let mut bytes = 0;
+    // SAFETY: the kernel writes one number.
+    let told = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    told == 0 && bytes > 0
+}
+
 /// Sends one packet with descriptors beside it, without waiting.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     assert!(fds.len() <= FDS);
@@ -700,6 +708,11 @@ pub fn probe_io_uring() -> io::Result<()> {
         error if result < 0 && error.raw_os_error() != Some(libc::EFAULT) => Err(error),
         _ => Ok(()),
     }
+}
+
+/// What a file of the kernel's says. The names in it may be of any bytes.
+pub fn text_of(path: impl AsRef<Path>) -> Option<String> {
+    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// An error number's text without std's "(os error N)".

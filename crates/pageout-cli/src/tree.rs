@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::{fs, io};
 
 use crate::device::PAGE;
+use crate::sys;
 
 /// A process at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +85,7 @@ impl Process {
 
 /// What /proc says of a process or a thread.
 fn stat(directory: &str) -> Option<String> {
-    fs::read_to_string(format!("{directory}/stat")).ok()
+    sys::text_of(format!("{directory}/stat"))
 }
 
 /// Is there a process of this number? Where nothing more can be opened it is known all the same.
@@ -189,8 +190,7 @@ pub fn translate(pid: i32, peer: i32) -> Option<i32> {
     let entries = fs::read_dir("/proc").ok()?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
-        let status = fs::read_to_string(format!("/proc/{candidate}/status")).unwrap_or_default();
-        innermost_pid(&status) == Some(pid)
+        sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status)) == Some(pid)
     })
 }
 

@@ -330,7 +330,11 @@ fn rlimit_late(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     sys::set_limit(libc::RLIMIT_FSIZE, PAGE as u64)?;
     sys::set_limit(libc::RLIMIT_NOFILE, 7)?;
-    sys::set_limit(libc::RLIMIT_AS, (address_space()? + BLOCK) as u64)?;
+    let limit = (address_space()? + BLOCK) as u64;
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // By its number, as who knows no libc (Python's ctypes).
+    // SAFETY: the structure is whole.
+    sys::ret("prlimit64", unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_AS, &limit, 0) })?;
     for generation in 2..4 {
         field.check(generation - 1)?;
         field.fill(generation);

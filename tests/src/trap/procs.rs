@@ -5,6 +5,7 @@ use super::span::{load, pattern, Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::ffi::{CString, OsStr};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -200,6 +201,19 @@ pub fn go_on(field: Span, ballast: &mut Ballast) -> Outcome {
 
 fn daemon(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
+    let (read, write) = sys::pipe()?;
+    // SAFETY: this program has one thread here, and what is closed is the child's.
+    let child = sys::fork(|| unsafe {
+        libc::close(0);
+        sys::ret("daemon", libc::daemon(1, 0))?;
+        let all = (0..3).all(|stream| libc::fcntl(stream, libc::F_GETFD) >= 0);
+        sys::write_all(write.as_raw_fd(), if all { b"." } else { b"" })
+    })?;
+    sys::wait_for(child, 0)?;
+    drop(write);
+    let mut said = String::new();
+    std::fs::File::from(read).read_to_string(&mut said).expect("a pipe can be read");
+    ensure!(said == ".", "a standard stream is closed, which was closed before daemon()");
     // SAFETY: this program has one thread here.
     let done = unsafe { libc::daemon(1, 1) };
     sys::ret("daemon", done)?;

@@ -1461,6 +1461,9 @@ fn shm_remap(ctx: &Ctx) -> Outcome {
     // SAFETY: what is there is ours, and looked at by nobody meanwhile.
     unsafe {
         let id = sys::ret("shmget", libc::shmget(libc::IPC_PRIVATE, part.len, libc::IPC_CREAT | 0o600))?;
+        let wrong = libc::shmat(id, (part.start + 1) as *const c_void, SHM_REMAP);
+        ensure!(wrong as isize == -1, "shmat took an address within a page");
+        part.check(1)?;
         let at = libc::shmat(id, part.start as *const c_void, SHM_REMAP);
         libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
         ensure!(at as usize == part.start, "shmat gave {at:?}: errno {}", sys::errno());

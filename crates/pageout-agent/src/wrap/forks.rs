@@ -5,6 +5,7 @@ use crate::{dispatch, exit, fork, sys};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
+use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 
 static FORK: Next = Next::new(c"fork");
@@ -76,8 +77,8 @@ pub extern "C" fn daemon(keep_directory: c_int, keep_streams: c_int) -> c_int {
         0 => {}
         _ => sys::exit_group(0),
     }
-    if rustix::process::setsid().is_err() {
-        return -1;
+    if let Err(errno) = rustix::process::setsid() {
+        return fail(errno);
     }
     if keep_directory == 0 {
         let _ = rustix::process::chdir(c"/");
@@ -90,6 +91,10 @@ pub extern "C" fn daemon(keep_directory: c_int, keep_streams: c_int) -> c_int {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
         let _ = rustix::stdio::dup2_stderr(&null);
+        // One of them was closed, and it is that.
+        if null.as_raw_fd() <= 2 {
+            core::mem::forget(null);
+        }
     }
     0
 }

@@ -144,7 +144,9 @@ pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) 
         // SAFETY: as the caller promises; elsewhere a new mapping.
         unsafe { sys::call(raw::__NR_shmat, id as usize, address, flags as usize, 0) }
     };
-    let replaces = flags & SHM_REMAP != 0 && !address.is_null() && keeper::active().is_some();
+    // At any other the kernel refuses it.
+    let fits = address as usize % PAGE == 0 || flags & SHM_RND != 0;
+    let replaces = flags & SHM_REMAP != 0 && !address.is_null() && fits && keeper::active().is_some();
     // Where it cannot be had, what is there stays.
     let tried = if replaces { attach(0, flags & !SHM_REMAP).map(Some) } else { Ok(None) };
     let attached = tried.and_then(|elsewhere| {
@@ -163,6 +165,7 @@ pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) 
     answer(attached) as *mut c_void
 }
 
+const SHM_RND: c_int = 0o20000;
 const SHM_REMAP: c_int = 0o40000;
 
 /// The bytes of a segment of shared memory, in whole pages.

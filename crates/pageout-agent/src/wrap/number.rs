@@ -1,7 +1,8 @@
 //! All of them by number: `syscall`.
 
 use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
-use super::mapping::{madvise, mlockall, mremap, process_madvise, setsockopt, shmat, vmsplice};
+use super::limit::{prlimit, setrlimit};
+use super::mapping::{madvise, mlockall, mmap, mremap, process_madvise, setsockopt, shmat, vmsplice};
 use super::{answer, bring_in, fail, prctl, FILTERED};
 use crate::{exit, fork, keeper, sys};
 use core::ffi::{c_int, c_long, c_uint};
@@ -91,11 +92,14 @@ pub unsafe extern "C" fn syscall(
         match number as u32 {
             raw::__NR_madvise
             | raw::__NR_process_madvise
+            | raw::__NR_mmap
             | raw::__NR_mremap
             | raw::__NR_shmat
             | raw::__NR_mlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
+            | raw::__NR_setrlimit
+            | raw::__NR_prlimit64
             | raw::__NR_prctl
             | raw::__NR_seccomp
             | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
@@ -207,6 +211,9 @@ unsafe extern "C" fn by_number(
             raw::__NR_process_madvise => {
                 return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
             }
+            raw::__NR_mmap => {
+                return mmap(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long
+            }
             raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
             raw::__NR_shmat => return shmat(a as c_int, b as *const _, c as c_int) as c_long,
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
@@ -218,6 +225,10 @@ unsafe extern "C" fn by_number(
             raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
             raw::__NR_setsockopt => {
                 return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
+            }
+            raw::__NR_setrlimit => return setrlimit(a as c_uint, b as *const _).into(),
+            raw::__NR_prlimit64 => {
+                return prlimit(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
             }
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),

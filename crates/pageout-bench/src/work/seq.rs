@@ -22,7 +22,13 @@ pub struct Seq {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     /// Processes instead of threads: N of them, each with its part of the set
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        conflicts_with_all = ["inline", "threads"],
+        value_parser = clap::value_parser!(u64).range(1..=1024)
+    )]
     processes: u64,
 }
 

@@ -26,7 +26,7 @@ impl Place {
         Self(path)
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)
     }
 

@@ -29,7 +29,8 @@ use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
 use crate::swap::Place;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::sync::FOREVER;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::boxed::Box;
@@ -113,13 +114,14 @@ fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, E
         }
     };
     thread::scope(|scope| {
-        let mut spawned =
-            Builder::new().name("pageout-evict".into()).spawn_scoped(scope, || host.evict()).map(|_| ());
-        for _ in 0..SERVERS {
+        let evictor = Builder::new().name("pageout-evict".into()).spawn_scoped(scope, || host.evict());
+        let mut spawned = evictor.map(drop);
+        let mut servers = 0;
+        while spawned.is_ok() && servers < SERVERS {
             let server = Builder::new().name("pageout-serve".into());
-            spawned = spawned.and_then(|()| server.spawn_scoped(scope, || host.serve()).map(|_| ()));
+            spawned = server.spawn_scoped(scope, || host.serve()).map(drop);
+            servers += usize::from(spawned.is_ok());
         }
-        let serving = spawned.is_ok();
         match spawned {
             Ok(()) => {
                 let _ = ready.send(Ok(Handle(&host.engine)));
@@ -129,7 +131,7 @@ fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, E
                 let _ = ready.send(Err(Error::Thread(error)));
             }
         }
-        host.stop(serving);
+        host.stop(servers);
     });
     // The engine goes first, and its registration with it: unmapping raises no event then. With inline delivery the
     // program, or a child of it, may keep the registration.
@@ -143,13 +145,15 @@ fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, E
 }
 
 const GO_ON: u32 = 0;
-/// The servers read events for a little longer.
+/// The servers read events for a little longer, each until all know.
 const STOPPING: u32 = 1;
 const STOPPED: u32 = 2;
 
 struct Host {
     engine: Engine<Managed>,
     state: AtomicU32,
+    /// Servers that know that it is to stop.
+    know: AtomicUsize,
     /// The evictor sleeps.
     dozing: AtomicBool,
     /// Discarding it raises an event, which wakes the server.
@@ -223,6 +227,7 @@ impl Host {
         Ok(Self {
             engine,
             state: AtomicU32::new(GO_ON),
+            know: AtomicUsize::new(0),
             dozing: AtomicBool::new(false),
             bell: probe.start() + PAGE,
             _memory: [zeros, small, large, probe],
@@ -233,10 +238,16 @@ impl Host {
         let _last_word = EndOnPanic;
         self.engine.kernel.enlist();
         let mut server = Server::new();
+        let mut knows = false;
         loop {
             let timeout_ns = match self.state.load(Ordering::Acquire) {
-                GO_ON => 250_000_000,
-                STOPPING => 1_000_000,
+                GO_ON => FOREVER,
+                STOPPING => {
+                    if !core::mem::replace(&mut knows, true) {
+                        self.know.fetch_add(1, Ordering::Release);
+                    }
+                    1_000_000
+                }
                 _ => return,
             };
             server.serve(&self.engine, timeout_ns);
@@ -312,12 +323,13 @@ impl Host {
         }
     }
 
-    /// Ends the others. The bell comes back when a server has read its event, so some server must be there
-    /// (`serving`) until it is told that no more is rung.
-    fn stop(&self, serving: bool) {
+    /// Ends the others. The bell comes back when a server has read its event, so the `servers` must be there until no more is
+    /// rung. That is once each knows: who has not looked since waits for events, or for a call.
+    fn stop(&self, servers: usize) {
         self.state.store(STOPPING, Ordering::Release);
         self.engine.kick();
-        for _ in 0..if serving { SERVERS } else { 0 } {
+        while self.know.load(Ordering::Acquire) < servers {
+            self.engine.calls.ring_all();
             // SAFETY: our own page, which holds nothing.
             let _ =
                 unsafe { rustix::mm::madvise(self.bell as *mut _, PAGE, rustix::mm::Advice::LinuxDontNeed) };

@@ -73,8 +73,9 @@ impl Regions {
         self.list.get(after).copied().filter(|region| region.start <= address)
     }
 
-    /// Adds a range; parts that are there already stay as they are.
+    /// Adds a range, which is not empty; parts that are there already stay as they are.
     pub fn insert(&mut self, region: Region) {
+        debug_assert!(region.start < region.end);
         self.remove(region.start, region.end);
         let at = self.list.partition_point(|other| other.start < region.start);
         self.list.insert(at, region);
