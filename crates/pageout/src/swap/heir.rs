@@ -18,6 +18,7 @@
 use crate::engine::{Engine, Key};
 use crate::kernel::{Kernel, Partial};
 use crate::page::Tag;
+use crate::slot::CLUSTER_SLOTS;
 use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
 use crate::swap::moved::sides;
 use crate::swap::swapout::is_zero;
@@ -73,6 +74,11 @@ pub struct Heirloom {
     pub entry: u64,
     /// Low and high half of the checksum of what it holds.
     pub sum: [u64; 2],
+}
+
+/// Is `next` the slot behind the `n` from `entry` on, in the same cluster? With none it is not.
+fn follows(entry: u64, n: usize, next: u64) -> bool {
+    n > 0 && next == entry + n as u64 && next % CLUSTER_SLOTS as u64 != 0
 }
 
 /// The addresses that changes are about.
@@ -163,8 +169,15 @@ impl<K: Kernel> Engine<K> {
     }
 
     fn name(&self, mut take: impl FnMut(Heirloom) -> bool) -> bool {
+        let count = |entry, n| {
+            if n > 0 {
+                self.place.dup(entry, n);
+            }
+        };
         for (start, block) in self.space.blocks(0, TOP) {
             let block = block.lock();
+            // Slots that follow each other, not counted once more yet.
+            let (mut entry, mut n) = (0, 0);
             for index in 0..BLOCK_PAGES {
                 let word = block.word(index);
                 if !matches!(word.tag(), Tag::Swapped | Tag::Busy) {
@@ -177,10 +190,17 @@ impl<K: Kernel> Engine<K> {
                     sum: [sum as u64, (sum >> 64) as u64],
                 };
                 if !take(heirloom) {
+                    count(entry, n);
                     return false;
                 }
-                self.place.dup(word.payload(), 1);
+                if follows(entry, n, heirloom.entry) {
+                    n += 1;
+                } else {
+                    count(entry, n);
+                    (entry, n) = (heirloom.entry, 1);
+                }
             }
+            count(entry, n);
         }
         true
     }
@@ -199,11 +219,34 @@ impl<K: Kernel> Engine<K> {
     pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) -> bool {
         self.place.read_from_others(heirlooms.iter().map(|heirloom| heirloom.entry));
         let regions = self.events.write();
-        for heirloom in heirlooms {
-            let page = place(heirloom.page as usize);
-            let Some(page) = page.filter(|page| regions.find(*page).is_some()) else { continue };
+        let had = |heirloom: &Heirloom| {
+            place(heirloom.page as usize).filter(|page| regions.find(*page).is_some())
+        };
+        let mut left = heirlooms;
+        while let Some((first, others)) = left.split_first() {
+            let Some(page) = had(first) else {
+                left = others;
+                continue;
+            };
+            // Those that follow, in memory and where they are out, within the block.
+            let follow = others.iter().zip(1..(BLOCK - page % BLOCK) / PAGE).take_while(|(other, n)| {
+                follows(first.entry, *n, other.entry) && had(other) == Some(page + n * PAGE)
+            });
+            let run;
+            (run, left) = left.split_at(1 + follow.count());
+            if !self.inherit_run(run, page) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The same of pages and slots that follow each other in a block; `page`: where the first is now.
+    fn inherit_run(&self, run: &[Heirloom], page: usize) -> bool {
+        let mut block = self.space.block_or_new(page).lock();
+        self.place.dup(run[0].entry, run.len());
+        for (heirloom, page) in run.iter().zip((page..).step_by(PAGE)) {
             let index = page % BLOCK / PAGE;
-            let mut block = self.space.block_or_new(page).lock();
             block.unit_or_new(index, &self.space.spares);
             let mut word = block.word(index);
             if word.tag() == Tag::Resident && self.take_zeros(page) {
@@ -212,7 +255,6 @@ impl<K: Kernel> Engine<K> {
             if !word.is_unknown() {
                 return false;
             }
-            self.place.dup(heirloom.entry, 1);
             block.set(index, word.inherit(heirloom.entry));
             block.set_sum(index, u128::from(heirloom.sum[0]) | u128::from(heirloom.sum[1]) << 64);
             // What it left with is not known; not never, so that it counts as coming back.
