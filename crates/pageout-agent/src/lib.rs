@@ -19,6 +19,8 @@
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper: started, and found by the program's threads |
 //! | life | its life: watch, take up, follow, end |
+//! | program | whose memory it is: found, looked at, gone |
+//! | devices | swap devices as they come and go |
 //! | threads | its other threads: servers, the evictor |
 //! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |

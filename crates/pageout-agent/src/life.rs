@@ -277,6 +277,7 @@ impl Life {
         self.watch = guest.watch;
         self.sight = program::Sight::new();
         self.clock = Clock::of(guest.id);
+        self.part.follow_program();
         fork::program_ended();
         self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
     }

@@ -123,8 +123,6 @@ impl Part {
         let tree = memory::map_shared(tree, TREE_BYTES)?;
         // SAFETY: any bytes are a valid tree; it stays mapped.
         let tree: &'static Tree = unsafe { &*(tree as *const Tree) };
-        let stat = alloc::format!("/proc/{}/stat\0", keeper::listed());
-        let open = |path| open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         let mut part = Self {
             place: seat.map(|seat| (tree, tree.seat(seat))),
             limit,
@@ -133,16 +131,23 @@ impl Part {
             found: 0,
             counted: (own(now), 0),
             forks: 0,
-            rollup: open(c"/proc/self/smaps_rollup"),
-            stat: CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(open),
+            rollup: opened(c"/proc/self/smaps_rollup"),
+            stat: None,
             next_count: 0,
             soonest: 0,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
             steps: 0,
             step_at: 0,
         };
-        part.counted.1 = part.faults();
+        part.follow_program();
         Ok(part)
+    }
+
+    /// From here on the faults of whoever is the program now are counted.
+    pub fn follow_program(&mut self) {
+        let stat = alloc::format!("/proc/{}/stat\0", keeper::listed());
+        self.stat = CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(opened);
+        self.counted.1 = self.faults();
     }
 
     /// Says what is resident, and whether the process is `short` of memory; returns how much of it there may be, in
@@ -293,6 +298,10 @@ impl Part {
             seat.clear();
         }
     }
+}
+
+fn opened(path: &CStr) -> Option<OwnedFd> {
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 /// What is the process's own: all but files and memory shared on purpose.

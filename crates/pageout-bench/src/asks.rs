@@ -302,9 +302,7 @@ impl Ask {
             Some(comparison) => {
                 let value = match &self.figure {
                     Figure::Ratio(changed, base, metric) => comparison.ratio(changed, base, metric),
-                    Figure::Value(engine, metric) => {
-                        Some(comparison.summary(engine, metric).map(|s| s.median)).flatten()
-                    }
+                    Figure::Value(engine, metric) => comparison.summary(engine, metric).map(|s| s.median),
                     Figure::Computed(compute) => compute(comparison, &results.machine),
                 };
                 value.ok_or_else(|| "an engine is missing".to_owned())

@@ -25,7 +25,7 @@ use crate::peer::Peer;
 use crate::sample::{Sampler, Seen};
 use crate::sys;
 use crate::units::{Bytes, GIB, KB, PAGE};
-use crate::work::{redis, own_path, Report, Work, WorkLine};
+use crate::work::{own_path, redis, Report, Work, WorkLine};
 
 /// What gives the workload its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

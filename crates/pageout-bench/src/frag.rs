@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use pageout::slot::*;
 
-use crate::slots::Random;
+use crate::dist::Rng;
 
 const ORDER: u8 = 4;
 const RUN: usize = 1 << ORDER;
@@ -55,7 +55,7 @@ pub fn text(rows: &[(f64, f64)]) -> String {
 
 /// Per round the share of pieces that were refused.
 fn refused(places: &mut impl Places, rounds: usize) -> Vec<f64> {
-    let mut random = Random(1);
+    let mut random = Rng::new(1);
     // A piece lies in one run, or in single pages.
     let mut pieces: Vec<Vec<(usize, usize)>> = vec![Vec::new(); PIECES];
     let mut singles: Vec<Option<usize>> = vec![None; SINGLES];
@@ -63,12 +63,12 @@ fn refused(places: &mut impl Places, rounds: usize) -> Vec<f64> {
         .map(|round| {
             if round > 0 {
                 for _ in 0..PIECES * 16 / 60 {
-                    for (slot, n) in pieces[random.below(PIECES)].drain(..) {
+                    for (slot, n) in pieces[random.below(PIECES as u64) as usize].drain(..) {
                         places.free(slot, n);
                     }
                 }
                 for _ in 0..SINGLES / 4 {
-                    if let Some(slot) = singles[random.below(SINGLES)].take() {
+                    if let Some(slot) = singles[random.below(SINGLES as u64) as usize].take() {
                         places.free(slot, 1);
                     }
                 }

@@ -17,7 +17,8 @@ use pageout::slot::*;
 use pageout::sync::{Guard, Lock};
 use serde::{Deserialize, Serialize};
 
-use crate::slots::{lock_counts, Random};
+use crate::dist::Rng;
+use crate::slots::lock_counts;
 
 /// Pages that reclaim hands over at a time.
 const BATCH: usize = 32;
@@ -137,7 +138,7 @@ fn device_slots(threads: usize) -> usize {
 
 /// Which slots an aged device has in use: five of eight, scattered.
 fn is_aged(slot: u64) -> bool {
-    Random(slot).next() % 8 < 5
+    Rng::new(slot).next() % 8 < 5
 }
 
 /// Each step has what the ones before it have.

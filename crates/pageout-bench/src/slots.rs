@@ -16,6 +16,7 @@ use clap::Args;
 use pageout::slot::*;
 use serde::{Deserialize, Serialize};
 
+use crate::dist::Rng;
 use crate::table::summary;
 
 /// Slots that a thread holds at a time: two clusters' worth, or two runs.
@@ -180,7 +181,7 @@ fn allocator(cpus: usize, threads: usize, aged: bool) -> Slots {
     if aged {
         let owner = |i| Owner { space: 0, page: i as u64 };
         let mut all = vec![Entry::INVALID; size as usize];
-        let mut random = Random(7);
+        let mut random = Rng::new(7);
         let mut done = 0;
         while done < all.len() {
             let cpu = random.next() as usize % cpus;
@@ -193,7 +194,7 @@ fn allocator(cpus: usize, threads: usize, aged: bool) -> Slots {
         all.truncate(done);
         let stays = |entry: &Entry| {
             let cluster = entry.slot() / CLUSTER_SLOTS as u64;
-            cluster % 4 != 0 && Random(entry.slot()).next() % 8 == 0
+            cluster % 4 != 0 && Rng::new(entry.slot()).next() % 8 == 0
         };
         all.retain(|entry| !stays(entry));
         random.shuffle(&mut all);
@@ -250,29 +251,4 @@ fn worker(slots: &Slots, cpu: usize, order: u8, ready: &Barrier, stop: &AtomicBo
     }
     held.iter_mut().zip(got).for_each(|(held, got)| put(&mut held[..got]));
     done
-}
-
-/// A small generator, the same on every machine.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    pub fn shuffle<T>(&mut self, of: &mut [T]) {
-        for i in (1..of.len()).rev() {
-            let other = self.below(i + 1);
-            of.swap(i, other);
-        }
-    }
 }

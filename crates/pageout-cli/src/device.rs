@@ -5,15 +5,18 @@
 //! that is there must be the user's own, or root's. What a user's file or disk held before is not ours to destroy: it
 //! must be empty or carry the signature of swap.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
 use pageout::api::{Bytes, Header, HeaderError, Place, Spec};
+use pageout::device::{self, is_hole};
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;
@@ -281,7 +284,7 @@ impl Opened {
         let file = match dry {
             // A file may be written as well, but has nothing in it.
             true => sys::may_access(&directory.join("."), libc::W_OK | libc::X_OK).map(|()| None),
-            false => unlinked_file(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
+            false => unlinked(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
         };
         let file = file.map_err(|e| {
             anyhow!("{name}: cannot be made: {}; {}", sys::reason(&e), too_large(&e).unwrap_or(advice))
@@ -388,7 +391,7 @@ impl Opened {
         let room = header.unwrap_or(held);
         let header = header.is_some();
         let has_holes = kind.is_file() && about.blocks() * 512 < held;
-        if !header && held > 0 && !(kind.is_file() && sys::is_all_hole(&file)) {
+        if !header && held > 0 && !(kind.is_file() && is_hole(&file)) {
             // A run that was killed leaves what it wrote, and no sign of its own.
             bail!(
                 "{name}: holds data that is not swap, or what a killed run left there; run mkswap {name} if it may go, or \
@@ -447,10 +450,7 @@ fn trunk_clusters(size: Bytes) -> u64 {
 
 /// Takes a file that others can name for this device alone, as long as it is open.
 fn take(file: &File, name: &str) -> Result<()> {
-    if sys::lock_exclusively(file).is_err() {
-        return Err(in_use(name));
-    }
-    Ok(())
+    device::take(file).map_err(|_| in_use(name))
 }
 
 fn in_use(name: &str) -> anyhow::Error {
@@ -496,19 +496,9 @@ pub fn unnamed_directory() -> Result<PathBuf> {
     }
 }
 
-/// A file without a name, from birth where the file system can, else from a moment after it.
-fn unlinked_file(directory: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    // With O_EXCL nobody can give it a name later.
-    match options.clone().custom_flags(libc::O_TMPFILE | libc::O_EXCL | libc::O_CLOEXEC).open(directory) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
-        result => return result,
-    }
-    let path = directory.join(format!(".pageout-swap-{}", std::process::id()));
-    let file = options.create_new(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path)?;
-    fs::remove_file(&path)?;
-    Ok(file)
+fn unlinked(directory: &Path) -> io::Result<File> {
+    let directory = CString::new(directory.as_os_str().as_bytes())?;
+    Ok(device::unlinked(&directory)?.into())
 }
 
 /// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory. `shown`:

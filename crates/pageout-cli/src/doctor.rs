@@ -8,8 +8,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use pageout::api::{Bytes, Spec};
+use pageout::kernel::NEEDED;
 use pageout::wire::DEVICES;
-use pageout_uffd::{Features, Uffd};
+use pageout_uffd::Uffd;
 
 use crate::agent;
 use crate::config::Config;
@@ -92,7 +93,7 @@ fn userfaultfd(findings: &mut Findings) {
     let device = Path::new("/dev/userfaultfd");
     match Uffd::supported() {
         Ok(offered) => {
-            let missing = kernel::NEEDED.difference(offered);
+            let missing = NEEDED.difference(offered);
             match missing.is_empty() {
                 true => findings.good("kernel", format_args!("Linux {release} has all that is needed")),
                 false => {
@@ -106,9 +107,6 @@ fn userfaultfd(findings: &mut Findings) {
                 (Err(_), false) => "through userfaultfd(2); there is no /dev/userfaultfd",
             };
             findings.good("userfaultfd", way);
-            if !offered.contains(Features::WP_UNPOPULATED) {
-                findings.weak("userfaultfd", "no write-protection of absent pages", "use Linux 6.8 or later");
-            }
         }
         Err(error) => {
             let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();

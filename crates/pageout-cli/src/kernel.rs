@@ -1,18 +1,10 @@
 //! What the kernel must have.
 
 use anyhow::{anyhow, bail, Result};
+use pageout::kernel::NEEDED;
 use pageout_uffd::{Features, Uffd};
 
 use crate::sys;
-
-/// What the engine is built on.
-pub const NEEDED: Features = Features::MOVE
-    .union(Features::POISON)
-    .union(Features::THREAD_ID)
-    .union(Features::EVENT_REMAP)
-    .union(Features::EVENT_REMOVE)
-    .union(Features::EVENT_UNMAP)
-    .union(Features::PAGEFAULT_FLAG_WP);
 
 /// Refuses a kernel that lacks something, or does not let this user have it.
 pub fn check() -> Result<()> {

@@ -20,7 +20,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              they run as if pageout were not there.",
             "While memory is short each process has a share, which follows where pages come back; who is idle gives to \
              who needs it, down to a quarter of an equal share. A process of less than 16 MiB, or an eighth of the limit \
-             if that is less, is let alone.",
+             if that is less, or, of many, half of an equal share (2 MiB at least), is let alone.",
             "What counts: all resident memory of a process as /proc/PID/status shows it (VmRSS), the engine's own included; \
              of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
              go: files and libraries, shared and locked memory, code that cannot be written, thread stacks, mappings of less than 16 KiB, pages that a device \
@@ -116,8 +116,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              that is of no file, was written to, or is of a file that has changed since, is not noticed.",
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
              program runs outside the limit, and a line says so.",
-            "A process with an engine cannot unshare(CLONE_NEWUSER); engines start only when memory nears the limit. \
-             SIGKILL of pageout itself leaves the processes with the room that they have, and without new room; what \
+            "Memory is shared with the engine's process: unshare(CLONE_VM) and setns(2) into a time namespace fail, as in a \
+             program of several threads. SIGKILL of pageout itself leaves the processes with the room that they have, and without new room; what \
              they execute later has no limit, and a swap file that pageout made stays, with what was the program's memory \
              in it: remove it.",
         ],

@@ -224,28 +224,12 @@ pub fn probe_executable(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the file for this process alone; EWOULDBLOCK when somebody else has it.
-pub fn lock_exclusively(file: &File) -> io::Result<()> {
-    // SAFETY: takes integers only.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
-}
-
 /// Whether a block device can only be read, though it was opened to be written: many drivers complain at the first write.
 pub fn is_read_only_disk(disk: &File) -> bool {
     const BLKROGET: libc::c_ulong = 0x125e;
     let mut read_only: libc::c_int = 0;
     // SAFETY: BLKROGET writes one int.
     check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKROGET as _, &mut read_only) }).is_ok() && read_only != 0
-}
-
-/// Whether a file has no data at all, only holes, or room that nobody wrote to.
-pub fn is_all_hole(file: &File) -> bool {
-    // Such room that was only read is in the page cache, as zeros, and would be data.
-    // SAFETY: takes integers only.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    // SAFETY: the same.
-    let result = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
-    result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO)
 }
 
 /// Gives back what a range of a file or block device holds: it reads as zeros afterwards, or as anything.

@@ -190,7 +190,8 @@ pub fn translate(pid: i32, peer: i32) -> Option<i32> {
     let entries = fs::read_dir("/proc").ok()?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
-        sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status)) == Some(pid)
+        sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status))
+            == Some(pid)
     })
 }
 

@@ -69,7 +69,7 @@ impl Drop for Loop {
 fn fill(directory: &Path, options: FileOptions) {
     let size = 64 * MIB as u64;
     let device = FileDevice::create_unlinked(&c(directory), size, options).unwrap();
-    println!("{:?} {options:?}: {:?}", device.file_system().unwrap(), device.access());
+    println!("{:?} {options:?}: {:?}", FileSystem::of_path(&c(directory)).unwrap(), device.access());
     let pieces = 2048;
     let len = 4 * PAGE;
     let memory = Memory::filled(pieces * len, 19);
@@ -91,7 +91,7 @@ fn fill(directory: &Path, options: FileOptions) {
     let last = results.iter().rposition(Result::is_err).unwrap();
     // A good part of it: the file system takes some for itself.
     device.discard(0, runs[kept / 2].at).unwrap();
-    device.flush().unwrap();
+    rustix::fs::fdatasync(&device).unwrap();
     assert_eq!(write_all(&device, &[runs[last]]), [Ok(())], "room was made");
 }
 

@@ -7,7 +7,7 @@ use pageout::device::{
     Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError, Run, PAGE,
 };
 use std::ffi::CStr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 const SIZE: u64 = 32 << 20;
@@ -23,12 +23,12 @@ fn memory_round_trip() {
 #[test]
 fn disk_round_trip_direct_and_buffered() {
     let scratch = Scratch::new("disk");
-    let direct = FileDevice::create(&scratch.file("direct"), SIZE, FileOptions::default()).unwrap();
-    println!("{:?}: {:?}", direct.file_system().unwrap(), direct.access());
+    let create = |options| FileDevice::create_unlinked(&c(&scratch.0), SIZE, options).unwrap();
+    let direct = create(FileOptions::default());
+    println!("{:?}: {:?}", FileSystem::of_path(&c(&scratch.0)).unwrap(), direct.access());
     assert_eq!(direct.kind(), Kind::File);
     round_trip(&direct);
-    let options = FileOptions { direct: false, ..FileOptions::default() };
-    let buffered = FileDevice::create(&scratch.file("buffered"), SIZE, options).unwrap();
+    let buffered = create(FileOptions { direct: false, ..FileOptions::default() });
     assert_eq!(buffered.access(), Access::Buffered);
     round_trip(&buffered);
 }
@@ -55,7 +55,6 @@ fn tmpfs_is_told_and_works() {
     }
     let device = FileDevice::create_unlinked(SHM, SIZE, FileOptions::default()).unwrap();
     assert_eq!(device.access(), Access::Buffered);
-    assert!(device.file_system().unwrap().in_memory);
     round_trip(&device);
 }
 
@@ -103,10 +102,10 @@ fn discard_gives_the_room_back() {
         FileDevice::create_unlinked(&c(&scratch.0), SIZE, FileOptions::default()).unwrap(),
     ] {
         assert_eq!(write_all(&device, &[memory.run(0, 0, 4 * MIB)]), [Ok(())]);
-        device.flush().unwrap();
+        rustix::fs::fdatasync(&device).unwrap();
         let before = rustix::fs::fstat(&device).unwrap().st_blocks;
         match device.discard(0, 2 * MIB as u64) {
-            Err(Errno::OPNOTSUPP) => println!("skipped: no holes on {:?}", device.file_system()),
+            Err(Errno::OPNOTSUPP) => println!("skipped: no holes here"),
             answer => {
                 answer.unwrap();
                 assert!(rustix::fs::fstat(&device).unwrap().st_blocks <= before / 2 + 16);
@@ -155,7 +154,4 @@ fn files_that_others_may_use_are_refused() {
     } else {
         println!("skipped: a file of another owner needs root");
     }
-    let exists = FileDevice::create(&c(&file), SIZE, FileOptions::default()).map(|_| ());
-    assert_eq!(exists, Err(OpenError::Refused(Errno::EXIST)));
-    assert_eq!(std::fs::metadata(&file).unwrap().size(), SIZE, "what was there is still there");
 }

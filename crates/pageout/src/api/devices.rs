@@ -6,13 +6,11 @@ use super::header::{Header, HeaderError};
 use super::memory::MemoryDevice;
 use super::spec::{NotASpec, Place, Spec};
 use super::{Bytes, Error};
-use crate::device::{Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
+use crate::device::{is_hole, Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
 use core::ops::Range;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 use std::boxed::Box;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -212,11 +210,6 @@ impl Lessor for Trunks {
         self.devices.lock()[device].returned.push(trunk);
         true
     }
-}
-
-/// Nothing was ever written to the file.
-fn is_hole(device: &FileDevice) -> bool {
-    rustix::fs::seek(device, SeekFrom::Data(0)) == Err(Errno::NXIO)
 }
 
 /// A path that was text has no zero byte, or is not found.

@@ -191,10 +191,6 @@ impl Device for MemoryDevice {
         unsafe { mm::madvise(start as *mut _, len as usize, Advice::LinuxDontNeed) }
     }
 
-    fn flush(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-
     fn kind(&self) -> Kind {
         Kind::Memory
     }

@@ -54,7 +54,7 @@ impl Swap {
     }
 
     /// The counters: live, each by itself. The gauges among them (`resident_bytes`, `swapped_pages`) are as
-    /// of the engine's last look, at most 64 ms ago or a fiftieth of the time that a look takes.
+    /// of the engine's last look, which began at most 64 ms ago, and what it takes.
     pub fn stats(&self) -> &Stats {
         &self.inner.stats
     }
@@ -150,7 +150,10 @@ impl Builder {
     /// behind the room that `mkswap` was told of is left alone. Others must not be able to write to its directory, as to
     /// `/tmp`. Devices of higher priority are used first.
     ///
-    /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed.
+    /// What is not needed any more is given back to the device only with `,discard`, of `mem` always.
+    ///
+    /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed. That must not be memory, as
+    /// `/tmp` may be: an error where the engine starts.
     pub fn device(mut self, spec: impl Into<String>) -> Self {
         self.devices.push(spec.into());
         self

@@ -22,8 +22,6 @@ pub enum Operation {
     Write,
     /// [`Device::discard`].
     Discard,
-    /// [`Device::flush`].
-    Flush,
 }
 
 /// When a rule strikes.
@@ -226,14 +224,6 @@ impl<D: Device> Device for FaultyDevice<D> {
             Some(Fault::Tear(errno)) => self.inner.discard(at, len / 2).and(Err(errno)),
             Some(Fault::TearSilently) => self.inner.discard(at, len / 2),
             Some(Fault::Delay(_)) | None => self.inner.discard(at, len),
-        }
-    }
-
-    fn flush(&self) -> Result<(), Errno> {
-        match self.fate(Operation::Flush, 0, 0) {
-            Some(Fault::Fail(errno) | Fault::Tear(errno)) => Err(errno),
-            Some(Fault::TearSilently) => Ok(()),
-            Some(Fault::Delay(_)) | None => self.inner.flush(),
         }
     }
 

@@ -68,7 +68,7 @@ pub struct FileDevice {
 const QUEUED_MAX: usize = 256 << 10;
 
 /// Acquisitions of the devices' io_urings; nobody ever waits for one.
-pub static RING_LOCKS: LockClass = LockClass::new();
+static RING_LOCKS: LockClass = LockClass::new();
 
 /// Whether the device has an io_uring.
 enum Ring {
@@ -112,18 +112,14 @@ impl FileDevice {
         Self::from_fd(open::existing(path)?, options)
     }
 
-    /// Creates a file of `size` bytes, mode 0600, that did not exist (else `EXIST`). It takes up no room
-    /// until it is written.
-    pub fn create(path: &CStr, size: u64, options: FileOptions) -> Result<Self, OpenError> {
-        Self::from_fd(open::new(path, size)?, options)
-    }
-
     /// Creates a file of `size` bytes in `directory` that nobody else can open and that goes with its
     /// last descriptor. It takes up no room until it is written.
     ///
     /// [`FileSystem::of_path`] says beforehand whether there is room, and whether it is memory after all.
     pub fn create_unlinked(directory: &CStr, size: u64, options: FileOptions) -> Result<Self, OpenError> {
-        Self::from_fd(open::unlinked(directory, size)?, options)
+        let fd = open::unlinked(directory)?;
+        fs::ftruncate(&fd, size)?;
+        Self::from_fd(fd, options)
     }
 
     /// Creates `size` bytes of memory that belong to no process's address space. It takes up no room
@@ -153,11 +149,6 @@ impl FileDevice {
     pub fn empty_at_end(&mut self) -> Result<(), Errno> {
         self.emptied = Some(self.size()?);
         Ok(())
-    }
-
-    /// The file system that the file lies on; for a block device, the one that its name lies on.
-    pub fn file_system(&self) -> Result<FileSystem, Errno> {
-        FileSystem::of_file(&self.fd)
     }
 }
 
@@ -251,15 +242,6 @@ impl Device for FileDevice {
         }
         loop {
             match fs::fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
-                Err(Errno::INTR) => {}
-                answer => return answer,
-            }
-        }
-    }
-
-    fn flush(&self) -> Result<(), Errno> {
-        loop {
-            match fs::fdatasync(&self.fd) {
                 Err(Errno::INTR) => {}
                 answer => return answer,
             }

@@ -36,9 +36,9 @@ mod open;
 mod raw;
 mod uring;
 
-pub use file::{Access, FileDevice, FileOptions, Queue, RING_LOCKS};
+pub use file::{Access, FileDevice, FileOptions, Queue};
 pub use filesystem::FileSystem;
-pub use open::OpenError;
+pub use open::{is_hole, take, unlinked, OpenError};
 pub use rustix::io::Errno;
 
 /// Bytes in a page: the unit of devices and of the memory that they serve.
@@ -105,10 +105,6 @@ pub trait Device: Send + Sync {
     ///
     /// What is read there afterwards is anything. Advice: `OPNOTSUPP` says that the device cannot.
     fn discard(&self, at: u64, len: u64) -> Result<(), Errno>;
-
-    /// Waits until all that was written would survive a loss of power, as far as the device keeps
-    /// anything. An error says that some earlier write, nobody knows which, was lost.
-    fn flush(&self) -> Result<(), Errno>;
 
     /// What the device is made of.
     fn kind(&self) -> Kind;

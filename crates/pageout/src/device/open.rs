@@ -110,28 +110,15 @@ pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
     Ok(fd)
 }
 
-/// Creates a file of `size` bytes, mode 0600, that did not exist.
-pub(super) fn new(path: &CStr, size: u64) -> Result<OwnedFd, OpenError> {
-    directory_is_safe(path)?;
-    let fd = fs::openat(fs::CWD, path, FLAGS | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY)?;
-    let sized = take(&fd).and_then(|()| Ok(fs::ftruncate(&fd, size)?));
-    if let Err(error) = sized {
-        let _ = fs::unlinkat(fs::CWD, path, AtFlags::empty());
-        return Err(error);
-    }
-    Ok(fd)
-}
-
-/// Creates a file of `size` bytes in `directory` that never has a name, or loses it at once.
-pub(super) fn unlinked(directory: &CStr, size: u64) -> Result<OwnedFd, OpenError> {
+/// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once.
+pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
+    // With O_EXCL nobody can give it a name later.
     let nameless = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE | OFlags::EXCL;
-    let fd = match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
+    match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
         // What file systems without O_TMPFILE answer (overlayfs, NFS, FUSE of old, vfat).
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory)?,
-        answer => answer?,
-    };
-    fs::ftruncate(&fd, size)?;
-    Ok(fd)
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory),
+        answer => answer,
+    }
 }
 
 /// Creates `size` bytes of memory behind a descriptor.
@@ -141,7 +128,7 @@ pub(super) fn memory(size: u64) -> Result<OwnedFd, OpenError> {
     Ok(fd)
 }
 
-fn named_then_unlinked(directory: &CStr) -> Result<OwnedFd, OpenError> {
+fn named_then_unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
     const ATTEMPTS: usize = 16;
     let directory =
         fs::openat(fs::CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -155,10 +142,10 @@ fn named_then_unlinked(directory: &CStr) -> Result<OwnedFd, OpenError> {
                 return Ok(fd);
             }
             Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
+            Err(errno) => return Err(errno),
         }
     }
-    Err(Errno::EXIST.into())
+    Err(Errno::EXIST)
 }
 
 /// `.pageout-` and twelve random letters, with the zero byte that ends it.
@@ -171,14 +158,21 @@ fn random_name() -> Result<[u8; 22], Errno> {
     Ok(name)
 }
 
-/// Marks the file as taken for as long as the descriptor is open, by an advisory lock.
-fn take(fd: impl AsFd) -> Result<(), OpenError> {
+/// Marks the file as taken for as long as the descriptor is open, by an advisory lock. Refused where another has it
+/// ([`OpenError::InUse`]).
+pub fn take(fd: impl AsFd) -> Result<(), OpenError> {
     match fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(OpenError::InUse),
         // Network file systems without locks: no worse than without asking.
-        Err(_) => Ok(()),
+        _ => Ok(()),
     }
+}
+
+/// Has a file no data at all, only holes, or room that nobody wrote to?
+pub fn is_hole(fd: impl AsFd) -> bool {
+    // Such room that was only read is in the page cache, as zeros, and would be data.
+    let _ = fs::fadvise(&fd, 0, None, fs::Advice::DontNeed);
+    fs::seek(&fd, fs::SeekFrom::Data(0)) == Err(Errno::NXIO)
 }
 
 /// Refuses a path whose last step others than the owner of its directory may redirect.

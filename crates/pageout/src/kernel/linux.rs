@@ -75,8 +75,6 @@ pub enum LinuxError {
     Userfaultfd(OpenError),
     /// A file of /proc/self.
     Proc(&'static str, Errno),
-    /// No memory for the engine itself.
-    Memory(Errno),
     /// No descriptor in the program's own file table.
     Descriptor(Errno),
 }
@@ -96,7 +94,6 @@ impl fmt::Display for LinuxError {
                 };
                 write!(f, "/proc/self/{file}: {errno}; {remedy}")
             }
-            LinuxError::Memory(errno) => write!(f, "no memory for the engine: {errno}"),
             LinuxError::Descriptor(errno) => {
                 write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n")
             }
@@ -164,7 +161,7 @@ pub unsafe fn pagemap_scan(pagemap: &OwnedFd, arg: &mut raw::pm_scan_arg) -> Res
 }
 
 /// The number in field `field` of a statm line, in pages.
-pub fn pages_of(statm: &[u8], field: usize) -> usize {
+fn pages_of(statm: &[u8], field: usize) -> usize {
     let word = statm.split(|b| *b == b' ').nth(field).unwrap_or(b"");
     word.iter().take_while(|b| b.is_ascii_digit()).fold(0, |n, b| n * 10 + (b - b'0') as usize)
 }
@@ -231,8 +228,7 @@ fn open_proc(name: &'static str, path: &core::ffi::CStr) -> Result<OwnedFd, Linu
 }
 
 impl Linux {
-    /// Opens what the engine needs. `probe` is one mapped page of registered memory, known after
-    /// [`Linux::set_probe`].
+    /// Opens what the engine needs. [`Linux::set_probe`] comes before anything is looked at by it.
     ///
     /// # Errors
     /// See [`LinuxError`].
@@ -312,7 +308,7 @@ impl Linux {
         self
     }
 
-    /// Names the page that probes for unread events: registered and mapped for good.
+    /// Names the page that probes for unread events: registered, mapped and touched, for good.
     pub fn set_probe(&mut self, page: usize) {
         self.probe = page;
     }

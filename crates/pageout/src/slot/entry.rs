@@ -125,8 +125,8 @@ impl fmt::Debug for Entry {
 
 /// Who named a slot first: an address space and the number of a page in it.
 ///
-/// Swapoff and repair walk used slots and ask their owners; a slot with a count above one is found by
-/// asking the processes of the owner's fork family.
+/// Tells which pages lie beside each other on the device. A hint: the page may have moved since, or be another process's
+/// after a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     /// The address space.

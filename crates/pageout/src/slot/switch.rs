@@ -37,7 +37,7 @@ impl core::error::Error for SwaponError {}
 pub enum SwapoffError {
     /// No such device is on.
     NoDevice,
-    /// So many slots are in use: go on with [`Slots::next_used`].
+    /// So many slots are in use: what is there is to leave first.
     InUse(u64),
     /// A cluster is being discarded: wait for [`Slots::discarded`].
     Discarding,

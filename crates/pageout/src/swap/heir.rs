@@ -219,9 +219,8 @@ impl<K: Kernel> Engine<K> {
     pub fn inherit(&self, heirlooms: &[Heirloom], place: impl Fn(usize) -> Option<usize>) -> bool {
         self.place.read_from_others(heirlooms.iter().map(|heirloom| heirloom.entry));
         let regions = self.events.write();
-        let had = |heirloom: &Heirloom| {
-            place(heirloom.page as usize).filter(|page| regions.find(*page).is_some())
-        };
+        let had =
+            |heirloom: &Heirloom| place(heirloom.page as usize).filter(|page| regions.find(*page).is_some());
         let mut left = heirlooms;
         while let Some((first, others)) = left.split_first() {
             let Some(page) = had(first) else {

@@ -149,10 +149,6 @@ impl Device for Hooked {
         self.inner.discard(at, len)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
-        self.inner.flush()
-    }
-
     fn kind(&self) -> Kind {
         self.inner.kind()
     }
