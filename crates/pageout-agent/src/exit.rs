@@ -101,6 +101,11 @@ fn control_block() -> usize {
 
 /// At the start of a thread: pins its control block and remembers where it is.
 pub fn enter_thread() {
+    let key = KEY.load(Ordering::Relaxed);
+    // Nothing was prepared: of another libc than GNU's nobody knows what lies where.
+    if key == u32::MAX {
+        return;
+    }
     let block = control_block();
     // The static thread-local block lies below it, the thread's descriptor above.
     let known = pin([block - 0x1000, block, block + 0x1000]);
@@ -118,11 +123,8 @@ pub fn enter_thread() {
     // If it went out before it was pinned, it comes in now.
     touch(block);
     touch(block + 0x800);
-    let key = KEY.load(Ordering::Relaxed);
-    if key != u32::MAX {
-        // SAFETY: our own key; any value but null is taken to the destructor.
-        unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
-    }
+    // SAFETY: our own key; any value but null is taken to the destructor.
+    unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
 }
 
 /// Pins places; whether all of them were.

@@ -11,7 +11,7 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
-use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin};
+use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin, wrap};
 use alloc::boxed::Box;
 use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
@@ -73,21 +73,26 @@ static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static CHILD: AtomicBool = AtomicBool::new(false);
 static mut PATH: Option<keeper::Path> = None;
 
-extern "C" {
-    fn __register_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-        dso: *const u8,
-    ) -> i32;
+type Register = unsafe extern "C" fn(
+    prepare: Option<extern "C" fn()>,
+    parent: Option<extern "C" fn()>,
+    child: Option<extern "C" fn()>,
+    dso: *const u8,
+) -> i32;
+
+/// What the GNU libc has for it; another has not (musl), and then nothing here is right.
+pub fn register() -> Option<Register> {
+    let found = wrap::find(c"__register_atfork");
+    // SAFETY: libc's function of that name, or null.
+    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Option<Register>>(found) }
 }
 
 /// Has every fork's child start its own keeper, which finds the run at `path`.
-pub fn prepare_process(path: keeper::Path) {
+pub fn prepare_process(register: Register, path: keeper::Path) {
     // SAFETY: runs before main; glibc keeps the function.
     unsafe {
         PATH = Some(path);
-        __register_atfork(Some(prepare), None, Some(child), core::ptr::null());
+        register(Some(prepare), None, Some(child), core::ptr::null());
     }
 }
 

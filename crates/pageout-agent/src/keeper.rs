@@ -6,6 +6,7 @@ use crate::life::Life;
 use crate::link::{self, Link, Welcome};
 use crate::part::Part;
 use crate::threads::Queue;
+use crate::tie::Tie;
 use crate::{fork, heir, memory, program, remap, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -359,6 +360,7 @@ extern "C" fn keeper(_: usize) -> ! {
         link.tell(&Message::new(Kind::Bye, BYE_ASIDE, 0, 0), None);
         leave(0)
     }
+    let tie = Tie::new().ok();
     nobody_is_called();
     let kernel = match Linux::open() {
         Ok(kernel) if sys::serves_real_time() => kernel.everywhere().with_growths(remap::growths),
@@ -373,7 +375,7 @@ extern "C" fn keeper(_: usize) -> ! {
     else {
         give_up(format_args!("no memory for the keeper of process {program}"))
     };
-    Life::new(watch, link, welcome, part, stats).run(kernel)
+    Life::new(watch, link, welcome, part, tie, stats).run(kernel)
 }
 
 /// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.

@@ -18,6 +18,7 @@
 //! | task | raw clones: the keeper and its threads |
 //! | link | the connection to `pageout run` |
 //! | keeper | the keeper: started, and found by the program's threads |
+//! | tie | whoever kills the keeper kills the program |
 //! | life | its life: watch, take up, follow, end |
 //! | program | whose memory it is: found, looked at, gone |
 //! | devices | swap devices as they come and go |
@@ -55,6 +56,7 @@ mod remap;
 mod sys;
 mod task;
 mod threads;
+mod tie;
 mod twin;
 mod wrap;
 
@@ -66,6 +68,7 @@ use core::ffi::{c_char, c_int, CStr};
 static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
 
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    let Some(register) = fork::register() else { return };
     // SAFETY: glibc calls constructors with a null-terminated environment.
     let Some(path) = (unsafe { variable(environment, pageout::wire::ENV_RUN.as_bytes()) }) else { return };
     // Valgrind, which the kernel and `run` see as a static program, has what it preloads itself named there. It hides the
@@ -77,7 +80,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
         return;
     }
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
-        fork::prepare_process(path);
+        fork::prepare_process(register, path);
         wrap::prepare_process();
         twin::prepare_process();
         exit::prepare_process();

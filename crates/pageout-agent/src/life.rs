@@ -13,6 +13,7 @@ use crate::keeper::{self, give_up, Keeper};
 use crate::link::{Link, Welcome};
 use crate::maps::Maps;
 use crate::part::Part;
+use crate::tie::Tie;
 use crate::{exit, fork, heir, memory, part, program, sys, threads, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -91,6 +92,8 @@ pub struct Life {
     link: &'static Link,
     settings: Settings,
     part: Part,
+    /// `None`: it could not be had.
+    tie: Option<Tie>,
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
@@ -130,6 +133,7 @@ impl Life {
         link: &'static Link,
         welcome: Welcome,
         part: Part,
+        tie: Option<Tie>,
         stats: &'static Stats,
     ) -> Self {
         Self {
@@ -141,6 +145,7 @@ impl Life {
             link,
             settings: welcome.settings,
             part,
+            tie,
             devices: Devices::new(welcome.settings.device, welcome.devices),
             stats,
             maps: Maps::new(),
@@ -266,6 +271,8 @@ impl Life {
             fork::end();
             self.tell_of_forks(keeper);
         }
+        // What it has become goes on.
+        self.tie.iter().for_each(Tie::undo);
         self.part.leave();
         self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
         sys::exit_group(0)
@@ -278,8 +285,17 @@ impl Life {
         self.sight = program::Sight::new();
         self.clock = Clock::of(guest.id);
         self.part.follow_program();
+        self.tie_to_program(keeper::active());
         fork::program_ended();
         self.link.tell(&Message::new(Kind::Guest, guest.id.into(), 0, 0), None);
+    }
+
+    /// From here on whoever is the program now goes with the keeper, which has memory out.
+    fn tie_to_program(&mut self, keeper: Option<&Keeper>) {
+        if let Some((tie, keeper)) = self.tie.as_mut().zip(keeper) {
+            // Without it run kills the program.
+            let _ = tie.to(keeper::program(), keeper.engine.kernel.uffd());
+        }
     }
 
     /// Starts the engine and adopts what there is.
@@ -372,6 +388,7 @@ impl Life {
         }
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
+        self.tie_to_program(Some(keeper));
         keeper.publish();
         self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
         Stats::set(&self.stats.active, 1);

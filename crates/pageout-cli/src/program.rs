@@ -51,6 +51,8 @@ impl std::error::Error for Refused {}
 pub enum Obstacle {
     /// No interpreter: nothing loads libraries.
     Static,
+    /// Its interpreter is musl's.
+    Libc,
     /// Another class or machine than ours.
     Foreign,
     /// Gains another user or group: the loader ignores preloading.
@@ -63,6 +65,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Static => "statically linked",
+            Self::Libc => "linked with another libc than GNU's",
             Self::Foreign => "for another machine than this 64-bit one",
             Self::SetId => "setuid or setgid",
             Self::Capabilities => "with file capabilities",
@@ -74,6 +77,7 @@ impl Obstacle {
     fn remedy(self) -> &'static str {
         match self {
             Self::Static => "use a dynamically linked build",
+            Self::Libc => "use a build for glibc",
             Self::Foreign => "use a 64-bit build for this machine",
             Self::SetId => "run a copy without these bits, or run it as its owner",
             Self::Capabilities => "run a copy without them",
@@ -260,7 +264,10 @@ fn elf_obstacle(file: &File, head: &[u8]) -> std::io::Result<Option<Obstacle>> {
     let mut loader = vec![0; len.min(libc::PATH_MAX as u64) as usize];
     file.read_exact_at(&mut loader, offset)?;
     let loader = loader.split(|byte| *byte == 0).next().unwrap_or_default();
-    sys::may_access(Path::new(OsStr::from_bytes(loader)), libc::F_OK).map(|()| None)
+    let loader = Path::new(OsStr::from_bytes(loader));
+    sys::may_access(loader, libc::F_OK)?;
+    let is_musl = loader.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl"));
+    Ok(is_musl.then_some(Obstacle::Libc))
 }
 
 /// Whether a file is what loads this system's programs. It preloads into the program that it is given; one that is static is

@@ -662,7 +662,22 @@ impl Server {
         }
         // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
-        if harmless || client.has_ended() {
+        let is_dead = client.has_ended();
+        // Where a keeper dies the kernel kills its program (`tie` in the agent).
+        let went_along = || tree::status_of_dead(client.pid).is_none_or(|status| status == libc::SIGKILL);
+        if !harmless && connection.bye.is_none() && (!is_dead || went_along()) {
+            // The engine has as much as the program, by itself, and is killed when that is used up.
+            let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
+                libc::RLIM_INFINITY => String::new(),
+                seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
+            };
+            say::error(format_args!(
+                "{} ({}): its engine ended without a word while memory was swapped out{limit}; killed, so that it cannot \
+                 go on with zeros",
+                client.pid, client.name
+            ));
+        }
+        if harmless || is_dead {
             return self.bury(client);
         }
         let deadline = match connection.bye {
@@ -684,19 +699,6 @@ impl Server {
                 continue;
             }
             leaving.deadline = None;
-            // One that is ending anyway may need longer than this, to give back much memory.
-            if Process::of(client.pid).is_some_and(|process| !process.ending) {
-                // The engine has as much as the program, by itself, and is killed when that is used up.
-                let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
-                    libc::RLIM_INFINITY => String::new(),
-                    seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
-                };
-                say::error(format_args!(
-                    "{} ({}): its engine ended without a word while memory was swapped out{limit}; killed, so that it \
-                     cannot go on with zeros",
-                    client.pid, client.name
-                ));
-            }
             kill(client);
         }
         for leaving in std::mem::take(&mut self.leaving) {

@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{symlink, MetadataExt};
 use std::os::unix::net::UnixStream;
@@ -729,4 +729,51 @@ fn who_takes_memory_waits_for_a_slow_device() {
     assert_eq!((ended.err.as_str(), ended.status), ("", 0));
     let most: u64 = ended.out.trim().parse().unwrap();
     assert!(most <= 128 << 10, "{most} KiB");
+}
+
+/// Nobody is left who has what is out, or says so: it read zeros.
+#[test]
+fn whoever_kills_run_and_keeper_kills_the_program() {
+    let place = Place::new();
+    let source = place.file(
+        "hold.c",
+        br#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(void) {
+            size_t len = 100 << 17;
+            size_t *all = malloc(8 * len);
+            for (size_t at = 0; at < len; at += 512) all[at] = at + 1;
+            for (int round = 0;; round++) {
+                for (size_t at = 0; at < len; at += 512)
+                    if (all[at] != at + 1) { puts("wrong"); return 3; }
+                if (round == 0) { puts("full"); fflush(stdout); }
+            }
+        }
+        "#,
+        0o600,
+    );
+    let mut compiler = place.prepared("cc");
+    assert_eq!(finish(compiler.args(["-O1", "-o"]).arg(place.path("hold")).arg(source)).status, 0);
+    for run_first in [true, false] {
+        let mut command = place.pageout(["run", "-m", "32M", "-s", "mem,size=256M", "./hold"]);
+        let mut run = command.env_remove("PAGEOUT_AGENT").stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(run.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line, "full\n");
+        let me = i32::try_from(run.id()).unwrap();
+        let children = fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap();
+        let is_keeper = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "pageout\n";
+        let keeper: i32 = children.split_whitespace().find(is_keeper).unwrap().parse().unwrap();
+        for victim in if run_first { [me, keeper] } else { [keeper, me] } {
+            // SAFETY: a child that is not reaped yet, and its.
+            unsafe { libc::kill(victim, libc::SIGKILL) };
+        }
+        line.clear();
+        // The end of the program, who alone has the other end by now.
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line, "");
+        run.wait().unwrap();
+    }
 }

@@ -27,7 +27,7 @@ use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::tree::{SEATS, TREE_BYTES};
 use pageout::wire::{
-    Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE,
+    Kind, Message, Settings, BYE_ASIDE, BYE_ENDED, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE,
     ROTATIONAL, VERSION,
 };
 use pageout_uffd::fd::IntoRawFd;
@@ -687,6 +687,8 @@ fn killed_parent_role() {
         thread::sleep(Duration::from_millis(700));
         keeper.hold(&File::open("/dev/null").unwrap());
         keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+        // What its keeper says right after.
+        keeper.say(Kind::Bye, BYE_ENDED, 0, 0);
         sys::kill(std::process::id() as i32, libc::SIGKILL);
     }
     let killed = myself("killed parent").env("PAGEOUT_TEST_CHILD", "1").status().unwrap();

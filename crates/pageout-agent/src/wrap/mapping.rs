@@ -11,10 +11,7 @@ use pageout::space::PAGE;
 use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
 
-extern "C" {
-    fn pwritev2(fd: c_int, parts: *const c_void, count: c_int, offset: i64, flags: c_int) -> isize;
-}
-
+static PWRITEV2: Next = Next::new(c"pwritev2");
 static MALLOC: Next = Next::new(c"malloc");
 static REALLOC: Next = Next::new(c"realloc");
 /// Is it the GNU libc's? Any other moves memory by libc's `mremap`, or not at all.
@@ -22,7 +19,7 @@ static IS_GNU: AtomicBool = AtomicBool::new(false);
 
 /// Before `main`.
 pub fn prepare() {
-    MALLOC.get();
+    [&MALLOC, &PWRITEV2].map(Next::get);
     IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
 }
 
@@ -418,7 +415,11 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize,
         const HERE: i64 = -1;
         let Ok(count) = c_int::try_from(count) else { return fail(Errno::INVAL) as isize };
         // libc's, since it waits: a thread can be cancelled there, as in its vmsplice.
-        pwritev2(fd, parts, count, HERE, nowait)
+        type Write = unsafe extern "C" fn(c_int, *const c_void, c_int, i64, c_int) -> isize;
+        match PWRITEV2.get() {
+            0 => fail(Errno::NOSYS) as isize,
+            write => core::mem::transmute::<usize, Write>(write)(fd, parts, count, HERE, nowait),
+        }
     }
 }
 
