@@ -7,11 +7,13 @@ use pageout::engine::{Engine, Key};
 use pageout::kernel::{Kernel, Linux};
 use pageout::space::discover::Area;
 use pageout::space::{Change, Region, Regions, PAGE};
-use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, AREAS_AT, CHANGES_AT, MOST_CHANGES};
+use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, Slots, AREAS_AT, CHANGES_AT, MOST_CHANGES};
 use pageout::swap::moved::Moved;
 use pageout::sync::WriteGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{fcntl_add_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};
+use rustix::fs::{
+    fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create, FallocateFlags, MemfdFlags, SealFlags,
+};
 use rustix::thread::futex;
 
 /// The bequest that was made last: what the child asks for.
@@ -26,13 +28,15 @@ pub struct File {
     fd: OwnedFd,
     base: usize,
     len: usize,
+    /// In the parent, what was counted once more.
+    slots: Vec<Slots>,
 }
 
 impl File {
     fn map(fd: OwnedFd) -> Option<Self> {
         let len = fstat(&fd).ok()?.st_size as usize;
         let base = memory::map_shared(&fd, len).ok()?;
-        Some(Self { fd, base, len })
+        Some(Self { fd, base, len, slots: Vec::new() })
     }
 
     /// What came from `run`.
@@ -115,9 +119,17 @@ impl File {
         self.fd.as_fd()
     }
 
-    /// It is read again only when it is given up: until then it takes no memory here.
+    /// It is not read again here.
     pub fn rest(&self) {
         memory::drop_pages(self.base, self.len);
+    }
+
+    /// In the child, which has taken over what is out: as long as it lives the names of all that would stay in memory, 8 KiB
+    /// for each MiB, and of each child of the same parent.
+    pub fn forget(&self) {
+        let at = heirlooms_at(self.first().areas as usize).next_multiple_of(PAGE);
+        let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(&self.fd, holes, at as u64, self.len.saturating_sub(at) as u64);
     }
 
     /// All who inherited have gone.
@@ -127,7 +139,7 @@ impl File {
 
     /// The slots are nobody's but the parent's again.
     pub fn give_up(self, engine: &Engine<Linux>) {
-        engine.disinherit(self.heirlooms());
+        engine.disinherit(&self.slots);
     }
 }
 
@@ -146,14 +158,14 @@ pub fn bequeath(engine: &Engine<Linux>) -> Option<(WriteGuard<'_, Regions>, File
     let fd = memfd_create(c"pageout-heir", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).ok()?;
     ftruncate(&fd, len as u64).ok()?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
-    let file = File::map(fd)?;
-    let mut count = 0;
-    let taken = engine.bequeath(|heirloom| {
+    let mut file = File::map(fd)?;
+    let (mut count, base) = (0, file.base);
+    let taken = engine.bequeath(&mut file.slots, |heirloom| {
         if count == most {
             return false;
         }
         // SAFETY: inside the mapping, which is nobody else's yet.
-        unsafe { ((file.base + at) as *mut Heirloom).add(count).write(heirloom) };
+        unsafe { ((base + at) as *mut Heirloom).add(count).write(heirloom) };
         count += 1;
         true
     });

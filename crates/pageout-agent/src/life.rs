@@ -386,6 +386,7 @@ impl Life {
                 keeper::program()
             ));
         }
+        heir.iter().for_each(heir::File::forget);
         // No page leaves before forks that found no engine are through; `attend` sees to that.
         keeper.engine.stand_still(true);
         self.tie_to_program(Some(keeper));

@@ -316,7 +316,7 @@ impl Opened {
             .open(path)
             .map_err(|e| cannot(&name, "be made", &e))?;
         let about = file.metadata()?;
-        let made = Made { path: path.to_owned(), id: (about.dev(), about.ino()) };
+        let made = Made { path: std::path::absolute(path)?, id: (about.dev(), about.ino()) };
         take(&file, &name)?;
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));

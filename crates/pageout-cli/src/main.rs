@@ -37,16 +37,12 @@ mod view;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{bail, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use options::{Options, Verb};
-
-/// How long the lines of a run may wait at its end for somebody to read them.
-const LAST_LINES: Duration = Duration::from_secs(1);
 
 fn main() {
     let status = match Options::try_parse() {
@@ -64,7 +60,7 @@ fn main() {
             program::FAILED
         }
     };
-    say::catch_up(LAST_LINES);
+    say::last_lines();
     std::process::exit(status);
 }
 

@@ -218,12 +218,15 @@ impl Place {
             Ok(about) if about.is_dir() => {
                 bail!("--stats {}: is a directory; name a file in it", path.display())
             }
-            Ok(about) if !about.is_file() => match File::options().write(true).open(&path) {
-                Ok(file) => Ok(Self::Stream(path, file)),
-                Err(error) => Err(complaint(&path, &error)),
-            },
-            _ => match may_write(&path) {
-                Ok(()) => Ok(Self::File(path)),
+            // A descriptor that we inherited is closed by then.
+            Ok(about) if !about.is_file() || is_descriptor(&path) => {
+                match File::options().write(true).open(&path) {
+                    Ok(file) => Ok(Self::Stream(path, file)),
+                    Err(error) => Err(complaint(&path, &error)),
+                }
+            }
+            _ => match may_write(&path).and_then(|()| std::path::absolute(&path)) {
+                Ok(path) => Ok(Self::File(path)),
                 Err(error) => Err(complaint(&path, &error)),
             },
         }
@@ -232,6 +235,11 @@ impl Place {
 
 fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
     anyhow!("--stats {}: {}; name a file that can be written", path.display(), sys::reason(error))
+}
+
+/// Whether a path is that of a descriptor (/dev/fd/3).
+fn is_descriptor(path: &Path) -> bool {
+    fs::canonicalize(parent_of(path)).is_ok_and(|list| list.starts_with("/proc") && list.ends_with("fd"))
 }
 
 /// Whether a file can be written there, or made: as the link that leads to it says.

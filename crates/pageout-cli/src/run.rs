@@ -7,9 +7,9 @@
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -72,6 +72,7 @@ const LINES_AGAIN: Duration = Duration::from_millis(100);
 
 /// Runs the program; our exit status.
 pub fn run(options: &RunOptions) -> Result<i32> {
+    let inherited = sys::Inherited::look();
     let config = Config::resolve(&options.settings)?;
     let program = program::resolve(&options.command[0])?;
     let specs = match config.swap.as_slice() {
@@ -121,8 +122,11 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();
-    // A reader of the program's output must see its end when the program ends, not when we do.
+    // What the program closes, or leaves, must be closed, and left: a pipe has an end, a lock is free, a file system can be
+    // unmounted.
     sys::let_go_of_standard_streams();
+    inherited.let_go();
+    let _ = std::env::set_current_dir("/");
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
@@ -135,11 +139,21 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         // The program's status says how it went, which may have taken days.
         say::error(format_args!("{error:#}"));
     }
-    Ok(status)
+    Ok(match status.signal() {
+        // A shell leaves its loop only where these have ended a program, and not for a status.
+        Some(signal @ (libc::SIGINT | libc::SIGQUIT)) => {
+            drop(server);
+            say::last_lines();
+            sys::die_of(signal);
+            128 + signal
+        }
+        Some(signal) => 128 + signal,
+        None => status.code().unwrap_or_default(),
+    })
 }
 
-/// Serves until the program has ended, and those that it left; its exit status.
-fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Strays) -> Result<i32> {
+/// Serves until the program has ended, and those that it left; how it ended.
+fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Strays) -> Result<ExitStatus> {
     let mut ended = None;
     // Since when nobody who is served lives any more, and the program neither.
     let mut deserted = None;

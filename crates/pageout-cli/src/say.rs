@@ -86,6 +86,11 @@ pub fn catch_up(patience: Duration) -> bool {
     true
 }
 
+/// Before the end: lines that were kept wait for somebody to read them, a second at most.
+pub fn last_lines() {
+    catch_up(Duration::from_secs(1));
+}
+
 /// A value of the user's as a line shows it.
 pub fn shown(value: &str) -> &str {
     match value {

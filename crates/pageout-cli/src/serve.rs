@@ -662,10 +662,8 @@ impl Server {
         }
         // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
-        let is_dead = client.has_ended();
-        // Where a keeper dies the kernel kills its program (`tie` in the agent).
-        let went_along = || tree::status_of_dead(client.pid).is_none_or(|status| status == libc::SIGKILL);
-        if !harmless && connection.bye.is_none() && (!is_dead || went_along()) {
+        // Where a keeper dies the kernel kills its program (`tie` in the agent), or both were killed.
+        if !harmless && connection.bye.is_none() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
             let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
                 libc::RLIM_INFINITY => String::new(),
@@ -677,7 +675,7 @@ impl Server {
                 client.pid, client.name
             ));
         }
-        if harmless || is_dead {
+        if harmless || client.has_ended() {
             return self.bury(client);
         }
         let deadline = match connection.bye {

@@ -9,9 +9,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
@@ -290,6 +290,43 @@ fn set_soft_limit(resource: libc::__rlimit_resource_t, soft: u64) {
     unsafe { libc::setrlimit(resource, &limit) };
 }
 
+/// Descriptors beyond the standard streams that were there before any of ours: the program inherits them too.
+pub struct Inherited(Vec<RawFd>);
+
+impl Inherited {
+    /// To be called before anything is opened.
+    pub fn look() -> Self {
+        let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+        let number = |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+        let all: Vec<RawFd> = listed.filter_map(number).filter(|fd| *fd > 2).collect();
+        // Not what they were listed by.
+        // SAFETY: takes integers only.
+        Self(all.into_iter().filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).collect())
+    }
+
+    /// Closes them.
+    pub fn let_go(self) {
+        for fd in self.0 {
+            // SAFETY: nothing of ours.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Ends us by a signal, without a core; returns where it does not.
+pub fn die_of(signal: i32) {
+    // SAFETY: takes integers, and a mask that is made first.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut mask = MaybeUninit::uninit();
+        libc::sigemptyset(mask.as_mut_ptr());
+        libc::sigaddset(mask.as_mut_ptr(), signal);
+        libc::sigprocmask(libc::SIG_UNBLOCK, mask.as_ptr(), std::ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
 /// Points standard input and output at /dev/null: they are the program's now.
 pub fn let_go_of_standard_streams() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
@@ -451,16 +488,12 @@ impl AsFd for Signals {
     }
 }
 
-/// How a child ended, as the exit status that a shell would show.
-pub fn reap() -> Option<(i32, i32)> {
+/// A child that has ended, and how.
+pub fn reap() -> Option<(i32, ExitStatus)> {
     let mut status = 0;
     // SAFETY: room for one int.
     let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
-    (pid > 0).then(|| {
-        let code =
-            if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) };
-        (pid, code)
-    })
+    (pid > 0).then(|| (pid, ExitStatus::from_raw(status)))
 }
 
 /// Whether we are the first of our session: the kernel tells us alone when its terminal goes away.

@@ -88,13 +88,6 @@ fn stat(directory: &str) -> Option<String> {
     sys::text_of(format!("{directory}/stat"))
 }
 
-/// How a process has ended that nobody has waited for yet, as wait(2) says it.
-pub fn status_of_dead(pid: i32) -> Option<i32> {
-    let stat = stat(&format!("/proc/{pid}"))?;
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    (fields[0] == "Z").then_some(fields.last()?.trim().parse().ok()?)
-}
-
 /// Is there a process of this number? Where nothing more can be opened it is known all the same.
 pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)

@@ -152,6 +152,12 @@ fn programs() {
         let at = elf.windows(10).position(|name| name == b"/ld-linux-").unwrap();
         elf[at + 1] = b'x';
     });
+    place.file("ld-musl-x86_64.so.1", b"", 0o700);
+    program("musl", &|elf| {
+        let loader = b"/lib64/ld-linux-x86-64.so.2";
+        let at = elf.windows(loader.len()).position(|name| name == loader).unwrap();
+        elf[at..at + loader.len()].copy_from_slice(b"./ld-musl-x86_64.so.1\0\0\0\0\0\0");
+    });
     program("short", &|elf| elf.truncate(100));
     program("shorter", &|elf| elf.truncate(40));
     program("garbage", &|elf| elf[4..].fill(b'x'));
@@ -164,6 +170,9 @@ fn programs() {
     }
     refused(&place, &["./static"], 125, {
         "./static: statically linked, so pageout cannot be preloaded; use a dynamically linked build"
+    });
+    refused(&place, &["./musl"], 125, {
+        "./musl: linked with another libc than GNU's, so pageout cannot be preloaded; use a build for glibc"
     });
     refused(&place, &["./narrow"], 125, {
         "./narrow: for another machine than this 64-bit one, so pageout cannot be preloaded; \

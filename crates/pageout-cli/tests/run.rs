@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{symlink, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -776,4 +776,42 @@ fn whoever_kills_run_and_keeper_kills_the_program() {
         assert_eq!(line, "");
         run.wait().unwrap();
     }
+}
+
+/// A reader saw no end, a lock stayed, an address stayed in use, as long as the run did.
+#[test]
+fn what_the_program_closes_is_closed() {
+    let place = Place::new();
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors, which are new and ours.
+    let [read, write] = unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        ends.map(|end| OwnedFd::from_raw_fd(end))
+    };
+    let mut command = place.pageout(["run", "sh", "-c", "exec 3>&-; pwd -P > /dev/null; cd /; exec sleep 3"]);
+    let number = write.as_raw_fd();
+    // SAFETY: takes integers only.
+    unsafe {
+        command.pre_exec(move || match libc::dup2(number, 3) {
+            3 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let begun = Instant::now();
+    let mut child = command.spawn().unwrap();
+    drop(write);
+    fs::File::from(read).read_to_end(&mut Vec::new()).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(fs::read_link(format!("/proc/{}/cwd", child.id())).unwrap(), Path::new("/"));
+    assert!(child.wait().unwrap().success());
+}
+
+/// A shell goes on with its loop where a program says by its status only that it was interrupted.
+#[test]
+fn who_is_interrupted_ends_by_that_signal() {
+    let place = Place::new();
+    let status = |script| place.pageout(["run", "sh", "-c", script]).status().unwrap();
+    assert_eq!(status("kill -INT $$").signal(), Some(libc::SIGINT));
+    assert_eq!(status("exit 130").code(), Some(130));
+    assert_eq!(status("kill -TERM $$").code(), Some(143));
 }

@@ -27,8 +27,8 @@ use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::tree::{SEATS, TREE_BYTES};
 use pageout::wire::{
-    Kind, Message, Settings, BYE_ASIDE, BYE_ENDED, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE,
-    ROTATIONAL, VERSION,
+    Kind, Message, Settings, BYE_ASIDE, BYE_ENDED, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN,
+    NONE, ROTATIONAL, VERSION,
 };
 use pageout_uffd::fd::IntoRawFd;
 use pageout_uffd::{Features, RegisterMode, Uffd};
@@ -411,12 +411,13 @@ fn where_cpu_time_is_limited_the_line_says_so() {
     assert_eq!((ended.status, ended.err.lines().count()), (137, 1), "{}", ended.err);
 }
 
-/// Ends with its keeper, as `exit_group` does, without a word.
+/// Ends, which its keeper says.
 fn leaver_role() {
     let (keeper, ..) = Keeper::served();
     keeper.hold(&File::open("/dev/null").unwrap());
     keeper.log(1, "a warning");
     keeper.log(2, "unheard");
+    keeper.say(Kind::Bye, BYE_ENDED, 0, 0);
     exit(9);
 }
 

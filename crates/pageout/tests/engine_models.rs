@@ -250,7 +250,7 @@ fn forks() {
             if forks.next().is_none() {
                 return;
             }
-            let (child, heirlooms) = world.fork();
+            let (child, slots) = world.fork();
             let child = child.expect("what happened is clear");
             for _ in 0..40 {
                 child.step();
@@ -259,7 +259,7 @@ fn forks() {
             child.read_all();
             child.check();
             drop(child);
-            world.engine.disinherit(&heirlooms);
+            world.engine.disinherit(&slots);
         };
         with_engine(&world, vec![Box::new(forks)]);
     });
@@ -276,12 +276,12 @@ fn forks_while_mappings_move() {
             if forks.next().is_none() {
                 return;
             }
-            let (child, heirlooms) = world.fork();
+            let (child, slots) = world.fork();
             if let Some(child) = child {
                 child.read_all();
                 child.check();
             }
-            world.engine.disinherit(&heirlooms);
+            world.engine.disinherit(&slots);
         };
         with_engine(&world, vec![Box::new(forks)]);
     });

@@ -58,7 +58,7 @@ fn forks_while_mappings_move() {
         world.engine.measure();
         for _ in 0..steps() / 50 {
             (0..50).for_each(|_| world.step());
-            let (child, heirlooms) = world.fork();
+            let (child, slots) = world.fork();
             forks += 1;
             match child {
                 Some(child) => {
@@ -68,7 +68,7 @@ fn forks_while_mappings_move() {
                 }
                 None => unclear += 1,
             }
-            world.engine.disinherit(&heirlooms);
+            world.engine.disinherit(&slots);
         }
         world.read_all();
         world.check();

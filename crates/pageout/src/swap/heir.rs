@@ -76,9 +76,20 @@ pub struct Heirloom {
     pub sum: [u64; 2],
 }
 
-/// Is `next` the slot behind the `n` from `entry` on, in the same cluster? With none it is not.
-fn follows(entry: u64, n: usize, next: u64) -> bool {
-    n > 0 && next == entry + n as u64 && next % CLUSTER_SLOTS as u64 != 0
+/// Slots that follow each other in one cluster.
+#[derive(Debug, Clone, Copy)]
+pub struct Slots {
+    /// The first.
+    pub entry: u64,
+    /// How many; one at least.
+    pub n: usize,
+}
+
+impl Slots {
+    /// Is this the next?
+    fn are_before(self, entry: u64) -> bool {
+        entry == self.entry + self.n as u64 && entry % CLUSTER_SLOTS as u64 != 0
+    }
 }
 
 /// The addresses that changes are about.
@@ -92,10 +103,14 @@ impl<K: Kernel> Engine<K> {
         self.space.count(|tag| matches!(tag, Tag::Swapped | Tag::Busy | Tag::Cached))
     }
 
-    /// Names every page that is out to `take`, whose slots are then counted once more. The engine stands still
+    /// Names every page that is out to `take`; their slots are counted once more, and added to `slots`. The engine stands still
     /// ([`Engine::stand_still`]). With the names comes the lock that keeps things so until the clone is done;
     /// [`Engine::cloned`] comes next. `None`: `take` had no room, or the mappings never came to rest.
-    pub fn bequeath(&self, take: impl FnMut(Heirloom) -> bool) -> Option<WriteGuard<'_, Regions>> {
+    pub fn bequeath(
+        &self,
+        slots: &mut Vec<Slots>,
+        take: impl FnMut(Heirloom) -> bool,
+    ) -> Option<WriteGuard<'_, Regions>> {
         let mut backoff = crate::sync::Backoff::new();
         let mut regions = loop {
             let regions = self.events.write();
@@ -106,7 +121,7 @@ impl<K: Kernel> Engine<K> {
             backoff.snooze();
         };
         self.take_in_growth(&mut regions);
-        if self.mark(&mut regions) && self.name(take) {
+        if self.mark(&mut regions) && self.name(slots, take) {
             return Some(regions);
         }
         self.unmark(regions.iter());
@@ -168,46 +183,37 @@ impl<K: Kernel> Engine<K> {
         changes
     }
 
-    fn name(&self, mut take: impl FnMut(Heirloom) -> bool) -> bool {
-        let count = |entry, n| {
-            if n > 0 {
-                self.place.dup(entry, n);
-            }
-        };
+    fn name(&self, slots: &mut Vec<Slots>, mut take: impl FnMut(Heirloom) -> bool) -> bool {
         for (start, block) in self.space.blocks(0, TOP) {
             let block = block.lock();
-            // Slots that follow each other, not counted once more yet.
-            let (mut entry, mut n) = (0, 0);
-            for index in 0..BLOCK_PAGES {
+            let first = slots.len();
+            let mut named = (0..BLOCK_PAGES).filter_map(|index| {
                 let word = block.word(index);
-                if !matches!(word.tag(), Tag::Swapped | Tag::Busy) {
-                    continue;
+                let is_out = matches!(word.tag(), Tag::Swapped | Tag::Busy);
+                is_out.then(|| (word.payload(), start + index * PAGE, block.sum(index)))
+            });
+            let done = named.all(|(entry, page, sum)| {
+                let sum = [sum as u64, (sum >> 64) as u64];
+                let has_room = take(Heirloom { page: page as u64, entry, sum });
+                if has_room {
+                    match slots[first..].last_mut() {
+                        Some(before) if before.are_before(entry) => before.n += 1,
+                        _ => slots.push(Slots { entry, n: 1 }),
+                    }
                 }
-                let sum = block.sum(index);
-                let heirloom = Heirloom {
-                    page: (start + index * PAGE) as u64,
-                    entry: word.payload(),
-                    sum: [sum as u64, (sum >> 64) as u64],
-                };
-                if !take(heirloom) {
-                    count(entry, n);
-                    return false;
-                }
-                if follows(entry, n, heirloom.entry) {
-                    n += 1;
-                } else {
-                    count(entry, n);
-                    (entry, n) = (heirloom.entry, 1);
-                }
+                has_room
+            });
+            slots[first..].iter().for_each(|run| self.place.dup(run.entry, run.n));
+            if !done {
+                return false;
             }
-            count(entry, n);
         }
         true
     }
 
     /// The counts that [`Engine::bequeath`] added are taken back: nobody reads these slots any more.
-    pub fn disinherit(&self, heirlooms: &[Heirloom]) {
-        heirlooms.iter().for_each(|heirloom| self.place.put(heirloom.entry, 1));
+    pub fn disinherit(&self, slots: &[Slots]) {
+        slots.iter().for_each(|run| self.place.put(run.entry, run.n));
     }
 
     /// Takes over what the parent had out, in a child in which nobody runs yet but who waits for this: of `heirlooms`
@@ -229,7 +235,8 @@ impl<K: Kernel> Engine<K> {
             };
             // Those that follow, in memory and where they are out, within the block.
             let follow = others.iter().zip(1..(BLOCK - page % BLOCK) / PAGE).take_while(|(other, n)| {
-                follows(first.entry, *n, other.entry) && had(other) == Some(page + n * PAGE)
+                Slots { entry: first.entry, n: *n }.are_before(other.entry)
+                    && had(other) == Some(page + n * PAGE)
             });
             let run;
             (run, left) = left.split_at(1 + follow.count());

@@ -415,12 +415,17 @@ impl Place {
         self.room.load(Relaxed) >= SOME
     }
 
-    /// So many pages may well find a place; as far as is known, any number.
-    pub fn room(&self) -> usize {
+    /// So many pages find a place; as far as is known, any number.
+    pub fn free(&self) -> usize {
         match self.is_full() {
-            true => self.room.load(Relaxed).max(SOME) as usize,
+            true => self.room.load(Relaxed).max(0) as usize,
             false => usize::MAX,
         }
+    }
+
+    /// So many may well find one: some always, for what is known may be old.
+    pub fn room(&self) -> usize {
+        self.free().max(SOME as usize)
     }
 
     /// What seemed to be free is of no use.

@@ -194,9 +194,16 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
-    /// own and they can leave, or pinned, then they stay. False: there were none.
+    /// own and they can leave, or pinned, then they stay. Not more than find a place: what does not is a copy for nothing.
+    /// False: there were none.
     fn unshare(&self, out: &mut Outgoing) -> bool {
+        let mut room = self.place.free();
+        let mut any = false;
         for run in out.busy.chunk_by(|page, next| page + PAGE == *next && next % UNIT != 0) {
+            if run.len() > room {
+                break;
+            }
+            (room, any) = (room - run.len(), true);
             // May fault and wait for the fault path: no lock is held here.
             if self.kernel.populate_write(run[0], run.len() * PAGE).is_err() {
                 run.iter().for_each(|page| _ = self.kernel.populate_write(*page, PAGE));
@@ -207,7 +214,6 @@ impl<K: Kernel> Engine<K> {
                 unit.usage.unshared = true;
             }
         }
-        let any = !out.busy.is_empty();
         out.busy.clear();
         any
     }

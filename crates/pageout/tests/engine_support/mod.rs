@@ -17,7 +17,7 @@ use pageout::page::Tag;
 use pageout::slot::{DeviceConfig, TRUNK_SLOTS};
 use pageout::space::{Region, Regions, BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
-use pageout::swap::heir::Heirloom;
+use pageout::swap::heir::Slots;
 use pageout::swap::moved::Moved;
 use pageout::swap::swapin::Incoming;
 use pageout::swap::swapout::Outgoing;
@@ -340,16 +340,16 @@ impl World {
         world
     }
 
-    /// A fork: the child's world, and what its engine inherits. The engine of this one stands still only meanwhile, and
+    /// A fork: the child's world, and the slots that its engine inherits. The engine of this one stands still only meanwhile, and
     /// other threads of the program may go on a little before the clone and after it. No child: nobody knows what it has.
-    pub fn fork(&self) -> (Option<Arc<Self>>, Vec<Heirloom>) {
+    pub fn fork(&self) -> (Option<Arc<Self>>, Vec<Slots>) {
         self.engine.stand_still(true);
-        let mut heirlooms = Vec::new();
+        let (mut heirlooms, mut slots) = (Vec::new(), Vec::new());
         let take = |heirloom| {
             heirlooms.push(heirloom);
             true
         };
-        let mut regions = self.engine.bequeath(take).expect("room for all names");
+        let mut regions = self.engine.bequeath(&mut slots, take).expect("room for all names");
         let areas: Vec<Region> = regions.iter().collect();
         self.go_on();
         let kernel = &self.engine.kernel;
@@ -410,13 +410,13 @@ impl World {
             let _ = child.engine.adopt(in_child(region.start), in_child(region.end));
         }
         if heirlooms.iter().any(|heirloom| moved.place(heirloom.page as usize).is_err()) {
-            return (None, heirlooms);
+            return (None, slots);
         }
         assert!(child.engine.inherit(&heirlooms, |page| moved.place(page).ok().flatten().map(in_child)));
         child.adopt();
         child.engine.measure();
         child.program.lock().unwrap().ending = false;
-        (Some(child), heirlooms)
+        (Some(child), slots)
     }
 
     /// The program does a little more while the engine's locks are held.
