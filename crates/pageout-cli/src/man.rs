@@ -117,7 +117,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
              program runs outside the limit, and a line says so.",
             "Memory is shared with the engine's process: unshare(CLONE_VM) and setns(2) into a time namespace fail, as in a \
-             program of several threads. SIGKILL of pageout itself leaves the processes with the room that they have, and without new room; what \
+             program of several threads. SIGKILL of pageout run leaves the processes with the room that they have, and without new room; what \
              they execute later has no limit, and a swap file that pageout made stays, with what was the program's memory \
              in it: remove it.",
         ],
@@ -150,7 +150,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
     (
         "EXIT STATUS",
         &[
-            "That of the program; 128+N if signal N ended it; 125 if pageout failed, 126 if the program cannot be \
+            "That of the program; 128+N if signal N ended it, but by SIGINT or SIGQUIT (Ctrl-C) pageout ends itself, which \
+             ends a shell's loop, too; 125 if pageout failed, 126 if the program cannot be \
              executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; the other \
              verbs with 0, or with 125 and one line that says why not.",
         ],

@@ -82,7 +82,7 @@ counters! {
     pgsteal,
     /// Faults that had to reclaim themselves.
     allocstall,
-    /// Pages that came back after their eviction.
+    /// Pages of units (16 pages) of which nothing was there, when the first came back.
     workingset_refault_anon,
     /// Of these, pages that came back so soon that they were taken for part of the working set.
     workingset_activate_anon,

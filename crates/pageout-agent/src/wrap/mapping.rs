@@ -19,7 +19,9 @@ static IS_GNU: AtomicBool = AtomicBool::new(false);
 
 /// Before `main`.
 pub fn prepare() {
-    [&MALLOC, &PWRITEV2].map(Next::get);
+    for next in [&MALLOC, &PWRITEV2] {
+        next.get();
+    }
     IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
 }
 
