@@ -79,6 +79,8 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     if preloads.is_some_and(is_valgrind) {
         return;
     }
+    // SAFETY: as above; nobody else has begun.
+    [c"LISTEN_PID", c"WATCHDOG_PID"].map(|name| unsafe { name_us(environment, name.to_bytes()) });
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
         fork::prepare_process(register, path);
         wrap::prepare_process();
@@ -91,6 +93,34 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
             );
         }
         keeper::start(path);
+    }
+}
+
+/// What systemd tells its main process, whose number stands there: that is run, which leaves room for that of the program
+/// that it starts.
+///
+/// # Safety
+/// As for [`variable`], and nobody reads it meanwhile.
+unsafe fn name_us(environment: *const *const c_char, name: &[u8]) {
+    // SAFETY: by contract.
+    let Some(value) = (unsafe { variable(environment, name) }) else { return };
+    let number = core::str::from_utf8(value.to_bytes()).ok().and_then(|value| value.parse().ok());
+    let run = rustix::process::getppid().map(|run| run.as_raw_nonzero().get());
+    if number.is_none() || number != run {
+        return;
+    }
+    // With the zero that ends it. Nothing is allocated here yet.
+    let (mut digits, mut first) = ([0u8; 11], 10);
+    let mut left = rustix::process::getpid().as_raw_nonzero().get();
+    while left > 0 {
+        first -= 1;
+        digits[first] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    let own = &digits[first..];
+    if own.len() <= value.count_bytes() + 1 {
+        // SAFETY: what the kernel gave the program of its own; there is room.
+        unsafe { value.as_ptr().cast_mut().cast::<u8>().copy_from(own.as_ptr(), own.len()) };
     }
 }
 

@@ -115,6 +115,13 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .args(&options.command[1..])
         .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
         .env(ENV_RUN, server.socket_path());
+    // Who is told by its number that something is for it is the program; the agent writes its own there.
+    for name in ["LISTEN_PID", "WATCHDOG_PID"] {
+        let own = std::process::id();
+        if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
+            command.env(name, format!("{own:010}"));
+        }
+    }
     signals.restore_in(&mut command, dispositions, open_files, umask);
     // Of what we were before: a shell that had begun them executed us.
     let earlier = tree::children_of(std::process::id() as i32).into_iter().filter_map(Process::of);

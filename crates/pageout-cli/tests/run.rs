@@ -815,3 +815,16 @@ fn who_is_interrupted_ends_by_that_signal() {
     assert_eq!(status("exit 130").code(), Some(130));
     assert_eq!(status("kill -TERM $$").code(), Some(143));
 }
+
+/// What systemd tells its main process (sockets that it has opened, that it wants a sign of life) is for the program.
+#[test]
+fn what_is_for_the_main_process_is_for_the_program() {
+    let place = Place::new();
+    let script = "echo $LISTEN_PID $WATCHDOG_PID $$";
+    let mut outer = place.prepared("sh");
+    let command = "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$0\" run -s mem,size=64M -- sh -c \"$1\"";
+    outer.args(["-c", command, env!("CARGO_BIN_EXE_pageout"), script]).env_remove("PAGEOUT_AGENT");
+    let ended = finish(&mut outer);
+    let numbers: Vec<&str> = ended.out.split_whitespace().collect();
+    assert!(numbers.len() == 3 && numbers.iter().all(|number| *number == numbers[2]), "{}", ended.out);
+}
