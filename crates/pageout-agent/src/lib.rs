@@ -79,8 +79,10 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     if preloads.is_some_and(is_valgrind) {
         return;
     }
-    // SAFETY: as above; nobody else has begun.
-    [c"LISTEN_PID", c"WATCHDOG_PID"].map(|name| unsafe { name_us(environment, name.to_bytes()) });
+    for name in [c"LISTEN_PID", c"WATCHDOG_PID"] {
+        // SAFETY: as above; nobody else has begun.
+        unsafe { name_us(environment, name.to_bytes()) };
+    }
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
         fork::prepare_process(register, path);
         wrap::prepare_process();
