@@ -44,8 +44,9 @@ use std::vec::Vec;
 /// The longest pause between two looks at what is resident, when nothing happens.
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
-/// A look takes at most this share of the time.
+/// A look takes at most this share of the time, or, while much leaves, of which it is to be known how much is there, this.
 const LOOK_SHARE: u32 = 50;
+const LOOK_SHARE_PRESSED: u32 = 5;
 /// Servers of faults: all threads but the first and the evictor.
 const SERVERS: usize = THREADS - 2;
 /// Looks after which units that could not leave are tried again.
@@ -281,9 +282,9 @@ impl Host {
         let mut soonest = Instant::now() + pause;
         let mut due = soonest;
         loop {
-            let started = Instant::now();
-            if started < due {
-                match requests.recv_timeout(due - started) {
+            let now = Instant::now();
+            if now < due {
+                match requests.recv_timeout(due - now) {
                     Ok(Request::Adopt { start, end, answer }) => {
                         let _ = answer.send(self.engine.adopt(start, end));
                         due = due.min(soonest);
@@ -294,13 +295,15 @@ impl Host {
                 }
                 continue;
             }
+            let begun = spent();
             self.look();
             looks += 1;
             if looks % UNPARK_LOOKS == 0 {
                 self.engine.policy.lock().unpark();
             }
             let faults = self.engine.stats.pgfault.load(Ordering::Relaxed);
-            let shortest = SHORTEST_PAUSE.max(started.elapsed() * LOOK_SHARE).min(LONGEST_PAUSE);
+            let share = if self.engine.pressed() { LOOK_SHARE_PRESSED } else { LOOK_SHARE };
+            let shortest = SHORTEST_PAUSE.max((spent() - begun) * share).min(LONGEST_PAUSE);
             pause = if faults == last { (pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
             last = faults;
             soonest = Instant::now() + shortest;
@@ -336,6 +339,12 @@ impl Host {
         }
         self.state.store(STOPPED, Ordering::Release);
     }
+}
+
+/// For how long the calling thread has run. On a busy machine the time that passes says nothing about what a look costs.
+fn spent() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// A thread of the engine that is gone leaves faults unanswered: then the whole program ends.
