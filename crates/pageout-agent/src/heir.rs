@@ -7,7 +7,7 @@ use pageout::engine::{Engine, Key};
 use pageout::kernel::{Kernel, Linux};
 use pageout::space::discover::Area;
 use pageout::space::{Change, Region, Regions, PAGE};
-use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, Slots, AREAS_AT, CHANGES_AT, MOST_CHANGES};
+use pageout::swap::heir::{heirlooms_at, Bequest, Heirloom, SlotRun, AREAS_AT, CHANGES_AT, MOST_CHANGES};
 use pageout::swap::moved::Moved;
 use pageout::sync::WriteGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ pub struct File {
     base: usize,
     len: usize,
     /// In the parent, what was counted once more.
-    slots: Vec<Slots>,
+    slots: Vec<SlotRun>,
 }
 
 impl File {

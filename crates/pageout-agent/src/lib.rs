@@ -61,6 +61,7 @@ mod twin;
 mod wrap;
 
 use core::ffi::{c_char, c_int, CStr};
+use rustix::path::DecInt;
 
 /// Runs before `main`, in the program's first thread, single-threaded or nearly so.
 #[used]
@@ -111,15 +112,9 @@ unsafe fn name_us(environment: *const *const c_char, name: &[u8]) {
     if number.is_none() || number != run {
         return;
     }
-    // With the zero that ends it. Nothing is allocated here yet.
-    let (mut digits, mut first) = ([0u8; 11], 10);
-    let mut left = rustix::process::getpid().as_raw_nonzero().get();
-    while left > 0 {
-        first -= 1;
-        digits[first] = b'0' + (left % 10) as u8;
-        left /= 10;
-    }
-    let own = &digits[first..];
+    // Nothing is allocated here yet.
+    let own = DecInt::new(rustix::process::getpid().as_raw_nonzero().get());
+    let own = own.as_bytes_with_nul();
     if own.len() <= value.count_bytes() + 1 {
         // SAFETY: what the kernel gave the program of its own; there is room.
         unsafe { value.as_ptr().cast_mut().cast::<u8>().copy_from(own.as_ptr(), own.len()) };

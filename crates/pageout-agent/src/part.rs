@@ -1,6 +1,6 @@
 //! The process's part of its run's limit: says what it uses, learns what it may use. See `pageout::tree`.
 
-use crate::{fork, keeper, memory, sys, wrap};
+use crate::{fork, memory, program, sys, wrap};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use pageout::kernel::{Kernel, Linux, Statm};
@@ -145,8 +145,7 @@ impl Part {
 
     /// From here on the faults of whoever is the program now are counted.
     pub fn follow_program(&mut self) {
-        let stat = alloc::format!("/proc/{}/stat\0", keeper::listed());
-        self.stat = CStr::from_bytes_with_nul(stat.as_bytes()).ok().and_then(opened);
+        self.stat = opened(&program::file("stat"));
         self.counted.1 = self.faults();
     }
 

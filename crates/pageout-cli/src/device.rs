@@ -5,12 +5,10 @@
 //! that is there must be the user's own, or root's. What a user's file or disk held before is not ours to destroy: it
 //! must be empty or carry the signature of swap.
 
-use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -497,8 +495,7 @@ pub fn unnamed_directory() -> Result<PathBuf> {
 }
 
 fn unlinked(directory: &Path) -> io::Result<File> {
-    let directory = CString::new(directory.as_os_str().as_bytes())?;
-    Ok(device::unlinked(&directory)?.into())
+    Ok(device::unlinked(&sys::c_path(directory)?)?.into())
 }
 
 /// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory. `shown`:
@@ -550,7 +547,7 @@ fn header_of(file: &File, name: &str, held: u64) -> Result<Option<u64>> {
 
 /// Whether the kernel swaps to this file.
 fn is_swapped_on(about: &fs::Metadata) -> bool {
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps = sys::text_of("/proc/swaps").unwrap_or_default();
     swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
         fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
     })

@@ -116,8 +116,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
         .env(ENV_RUN, server.socket_path());
     // Who is told by its number that something is for it is the program; the agent writes its own there.
+    let own = std::process::id();
     for name in ["LISTEN_PID", "WATCHDOG_PID"] {
-        let own = std::process::id();
         if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
             command.env(name, format!("{own:010}"));
         }
@@ -132,8 +132,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     // What the program closes, or leaves, must be closed, and left: a pipe has an end, a lock is free, a file system can be
     // unmounted.
     sys::let_go_of_standard_streams();
-    inherited.let_go();
     let _ = std::env::set_current_dir("/");
+    inherited.let_go();
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());

@@ -27,7 +27,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-fn c_path(path: &Path) -> io::Result<CString> {
+/// A path for a system call.
+pub fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 

@@ -5,7 +5,6 @@
 //! for no process. It walks all pages meanwhile, and who maps memory waits: so only when much has changed.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -162,7 +161,7 @@ struct Count {
 /// The memory that is a process's own, as one of its threads has it, without files, in bytes: of what it shares since a fork
 /// its part, or all if it lets nobody look closer.
 fn own(thread: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{thread}/{file}")).ok();
+    let read = |file: &str| sys::text_of(format!("/proc/{thread}/{file}"));
     let text = read("statm")?;
     let mut pages = text.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
     let (resident, shared) = (pages.next()?, pages.next()?);

@@ -514,17 +514,23 @@ fn the_embedded_agent_is_unpacked_for_the_user_alone() {
     assert!(name.starts_with("libpageout_agent-") && name.ends_with(".so"), "{name}");
 }
 
+/// A program of this source in C.
+fn compile(place: &Place, name: &str, options: &[&str], source: &[u8]) {
+    let source = place.file(&format!("{name}.c"), source, 0o600);
+    let mut compiler = place.prepared("cc");
+    compiler.args(options).arg("-o").arg(place.path(name)).arg(source);
+    assert_eq!(finish(&mut compiler).status, 0);
+}
+
 #[test]
 fn a_program_without_libc_has_the_agent_too() {
     let place = Place::new();
-    let source = place.file(
-        "bare.c",
+    compile(
+        &place,
+        "bare",
+        &["-pie", "-nostdlib"],
         br#"void _start(void) { __asm__("mov $60, %eax; mov $7, %edi; syscall"); }"#,
-        0o600,
     );
-    let mut compiler = place.prepared("cc");
-    compiler.args(["-pie", "-nostdlib", "-o"]).arg(place.path("bare")).arg(source);
-    assert_eq!(finish(&mut compiler).status, 0);
     let mut command = place.pageout(["run", "--strict", "-m", "64M", "./bare"]);
     let ended = finish(command.env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.status, ended.err.as_str()), (7, ""));
@@ -550,8 +556,10 @@ fn the_loader_runs_programs_with_the_agent() {
 #[test]
 fn who_is_loaded_slowly_is_no_stray() {
     let place = Place::new();
-    let source = place.file(
-        "slow.c",
+    compile(
+        &place,
+        "slow",
+        &["-O1", "-fno-stack-protector", "-Wl,-z,now"],
         br#"
         #include <unistd.h>
         static int real(void) { return 7; }
@@ -563,11 +571,7 @@ fn who_is_loaded_slowly_is_no_stray() {
         int chosen(void) __attribute__((ifunc("resolve")));
         int main(void) { usleep(2600000); return chosen(); }
         "#,
-        0o600,
     );
-    let mut compiler = place.prepared("cc");
-    compiler.args(["-O1", "-fno-stack-protector", "-Wl,-z,now", "-o"]).arg(place.path("slow")).arg(source);
-    assert_eq!(finish(&mut compiler).status, 0);
     for program in [&["./slow"][..], &["sh", "-c", "./slow; exit $?"]] {
         let command = [&["run", "--strict", "-m", "64M"], program].concat();
         let ended = finish(place.pageout(command).env_remove("PAGEOUT_AGENT"));
@@ -735,8 +739,10 @@ fn who_takes_memory_waits_for_a_slow_device() {
 #[test]
 fn whoever_kills_run_and_keeper_kills_the_program() {
     let place = Place::new();
-    let source = place.file(
-        "hold.c",
+    compile(
+        &place,
+        "hold",
+        &["-O1"],
         br#"
         #include <stdio.h>
         #include <stdlib.h>
@@ -751,10 +757,7 @@ fn whoever_kills_run_and_keeper_kills_the_program() {
             }
         }
         "#,
-        0o600,
     );
-    let mut compiler = place.prepared("cc");
-    assert_eq!(finish(compiler.args(["-O1", "-o"]).arg(place.path("hold")).arg(source)).status, 0);
     for run_first in [true, false] {
         let mut command = place.pageout(["run", "-m", "32M", "-s", "mem,size=256M", "./hold"]);
         let mut run = command.env_remove("PAGEOUT_AGENT").stdout(Stdio::piped()).spawn().unwrap();

@@ -78,16 +78,16 @@ pub struct Heirloom {
 
 /// Slots that follow each other in one cluster.
 #[derive(Debug, Clone, Copy)]
-pub struct Slots {
+pub struct SlotRun {
     /// The first.
     pub entry: u64,
     /// How many; one at least.
     pub n: usize,
 }
 
-impl Slots {
+impl SlotRun {
     /// Is this the next?
-    fn are_before(self, entry: u64) -> bool {
+    fn is_before(self, entry: u64) -> bool {
         entry == self.entry + self.n as u64 && entry % CLUSTER_SLOTS as u64 != 0
     }
 }
@@ -108,7 +108,7 @@ impl<K: Kernel> Engine<K> {
     /// [`Engine::cloned`] comes next. `None`: `take` had no room, or the mappings never came to rest.
     pub fn bequeath(
         &self,
-        slots: &mut Vec<Slots>,
+        slots: &mut Vec<SlotRun>,
         take: impl FnMut(Heirloom) -> bool,
     ) -> Option<WriteGuard<'_, Regions>> {
         let mut backoff = crate::sync::Backoff::new();
@@ -183,22 +183,25 @@ impl<K: Kernel> Engine<K> {
         changes
     }
 
-    fn name(&self, slots: &mut Vec<Slots>, mut take: impl FnMut(Heirloom) -> bool) -> bool {
+    fn name(&self, slots: &mut Vec<SlotRun>, mut take: impl FnMut(Heirloom) -> bool) -> bool {
         for (start, block) in self.space.blocks(0, TOP) {
             let block = block.lock();
             let first = slots.len();
             let mut named = (0..BLOCK_PAGES).filter_map(|index| {
                 let word = block.word(index);
                 let is_out = matches!(word.tag(), Tag::Swapped | Tag::Busy);
-                is_out.then(|| (word.payload(), start + index * PAGE, block.sum(index)))
+                is_out.then(|| {
+                    let sum = block.sum(index);
+                    let sum = [sum as u64, (sum >> 64) as u64];
+                    Heirloom { page: (start + index * PAGE) as u64, entry: word.payload(), sum }
+                })
             });
-            let done = named.all(|(entry, page, sum)| {
-                let sum = [sum as u64, (sum >> 64) as u64];
-                let has_room = take(Heirloom { page: page as u64, entry, sum });
+            let done = named.all(|heirloom| {
+                let has_room = take(heirloom);
                 if has_room {
                     match slots[first..].last_mut() {
-                        Some(before) if before.are_before(entry) => before.n += 1,
-                        _ => slots.push(Slots { entry, n: 1 }),
+                        Some(before) if before.is_before(heirloom.entry) => before.n += 1,
+                        _ => slots.push(SlotRun { entry: heirloom.entry, n: 1 }),
                     }
                 }
                 has_room
@@ -212,7 +215,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// The counts that [`Engine::bequeath`] added are taken back: nobody reads these slots any more.
-    pub fn disinherit(&self, slots: &[Slots]) {
+    pub fn disinherit(&self, slots: &[SlotRun]) {
         slots.iter().for_each(|run| self.place.put(run.entry, run.n));
     }
 
@@ -235,7 +238,7 @@ impl<K: Kernel> Engine<K> {
             };
             // Those that follow, in memory and where they are out, within the block.
             let follow = others.iter().zip(1..(BLOCK - page % BLOCK) / PAGE).take_while(|(other, n)| {
-                Slots { entry: first.entry, n: *n }.are_before(other.entry)
+                SlotRun { entry: first.entry, n: *n }.is_before(other.entry)
                     && had(other) == Some(page + n * PAGE)
             });
             let run;

@@ -17,7 +17,7 @@ use pageout::page::Tag;
 use pageout::slot::{DeviceConfig, TRUNK_SLOTS};
 use pageout::space::{Region, Regions, BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
-use pageout::swap::heir::Slots;
+use pageout::swap::heir::SlotRun;
 use pageout::swap::moved::Moved;
 use pageout::swap::swapin::Incoming;
 use pageout::swap::swapout::Outgoing;
@@ -342,7 +342,7 @@ impl World {
 
     /// A fork: the child's world, and the slots that its engine inherits. The engine of this one stands still only meanwhile, and
     /// other threads of the program may go on a little before the clone and after it. No child: nobody knows what it has.
-    pub fn fork(&self) -> (Option<Arc<Self>>, Vec<Slots>) {
+    pub fn fork(&self) -> (Option<Arc<Self>>, Vec<SlotRun>) {
         self.engine.stand_still(true);
         let (mut heirlooms, mut slots) = (Vec::new(), Vec::new());
         let take = |heirloom| {
