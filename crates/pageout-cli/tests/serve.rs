@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{exit, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
@@ -360,11 +360,11 @@ fn trunks_come_back_when_nobody_writes_there_any_more() {
 
 /// Its keeper dies while a page is out: it must not read that page as zeros.
 fn stranded_role() {
-    println!("read {}", stranded());
+    println!("read {}", stranded(|| ()));
 }
 
-/// The same; says `alone` by a file before it reads. What it read, if it ever does.
-fn stranded() -> u8 {
+/// The same, once it is `served`; says `alone` by a file before it reads. What it read, if it ever does.
+fn stranded(served: impl FnOnce()) -> u8 {
     let len = 4096;
     // SAFETY: a new private mapping.
     let page = unsafe {
@@ -378,6 +378,7 @@ fn stranded() -> u8 {
     let uffd = unsafe { OwnedFd::from_raw_fd(uffd.into_fd().into_raw_fd()) };
     let (keeper, ..) = Keeper::served();
     keeper.hold(&uffd);
+    served();
     // What a keeper that is killed does: everything of its own is closed, in whatever order.
     drop(keeper);
     drop(uffd);
@@ -599,9 +600,8 @@ fn interrupted(place: &Place, role: &str, sign: Option<&str>, args: &[&str]) -> 
         run.stderr.as_mut().unwrap(),
         "the program has ended; staying for the processes that it left\n",
     );
-    while sign.is_some_and(|sign| !place.path(sign).exists()) {
-        thread::sleep(Duration::from_millis(1));
-    }
+    File::create(place.path("staying")).unwrap();
+    sign.into_iter().for_each(|sign| await_file(place.path(sign)));
     let id = run.id() as i32;
     // SAFETY: a child that is not reaped yet.
     let send = |signal| unsafe { libc::kill(id, signal) };
@@ -610,6 +610,15 @@ fn interrupted(place: &Place, role: &str, sign: Option<&str>, args: &[&str]) -> 
     assert!(run.try_wait().unwrap().is_none(), "ignored at the start, it ends nothing");
     send(libc::SIGTERM);
     wait(run)
+}
+
+#[track_caller]
+fn await_file(path: impl AsRef<Path>) {
+    let patience = Instant::now() + Duration::from_secs(30);
+    while !path.as_ref().exists() {
+        assert!(Instant::now() < patience);
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn ignore_hangups() -> std::io::Result<()> {
@@ -714,7 +723,8 @@ fn stranded_daemon_role() {
     }
     println!("serving");
     std::io::stdout().flush().unwrap();
-    std::fs::write("read", [stranded()]).unwrap();
+    // What run says of it comes after what it says of the program.
+    std::fs::write("read", [stranded(|| await_file("staying"))]).unwrap();
 }
 
 #[test]
