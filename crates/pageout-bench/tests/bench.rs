@@ -1,6 +1,7 @@
 //! The whole command, against a stand-in for pageout and, where root allows it, the kernel's swap.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -32,8 +33,7 @@ echo '{{"pswpin": {pages}, "pswpout": {pages}, "locks": {{"cluster": {{"waits": 
 exit $status
 "#
         );
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        executable(&path, script.as_bytes());
         path
     }
 }
@@ -42,6 +42,15 @@ impl Drop for Dir {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
+}
+
+/// A program. Not written by us: what another test's thread forks meanwhile would have it open, and nobody could execute it.
+fn executable(path: &Path, content: &[u8]) {
+    let script = r#"cat > "$1" && chmod 755 "$1""#;
+    let mut writer =
+        Command::new("sh").args(["-c", script, "sh"]).arg(path).stdin(Stdio::piped()).spawn().unwrap();
+    writer.stdin.take().unwrap().write_all(content).unwrap();
+    assert!(writer.wait().unwrap().success());
 }
 
 fn bench(args: &[&str]) -> Output {
@@ -172,8 +181,7 @@ fn peers(dir: &Dir) -> PathBuf {
             "[ $PHYSGB = 1 ] && [ -f $BLOCK ] && printf 'ts,tx\\n0,100,2,1,vmcache\\n1,300,4,0,vmcache\\n'",
         ),
     ] {
-        fs::write(built.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(built.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        executable(&built.join(name), format!("#!/bin/sh\n{script}\n").as_bytes());
     }
     built
 }
@@ -202,7 +210,7 @@ fn without_root_the_rest_runs() {
     use std::os::unix::process::CommandExt;
     let dir = Dir::new("nobody");
     let own = dir.0.join("pageout-bench");
-    fs::copy(BENCH, &own).unwrap();
+    executable(&own, &fs::read(BENCH).unwrap());
     fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = Command::new(&own);
     command.args([
@@ -229,7 +237,7 @@ fn without_root_the_rest_runs() {
 fn pageout_that_may_not_run_is_left_out() {
     let dir = Dir::new("refused");
     let path = dir.stand_in(1);
-    fs::write(&path, "#!/bin/sh\necho 'pageout: userfaultfd: permission denied' >&2; exit 125\n").unwrap();
+    executable(&path, b"#!/bin/sh\necho 'pageout: userfaultfd: permission denied' >&2; exit 125\n");
     let output = bench(&[
         "program",
         "--engines",

@@ -409,7 +409,7 @@ fn without_privileges() {
     let work = std::env::temp_dir().join(format!("pageout-nobody-{}", std::process::id()));
     fs::create_dir(&work).unwrap();
     std::os::unix::fs::chown(&work, Some(65534), Some(65534)).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_pageout"), work.join("pageout")).unwrap();
+    common::copy_program(env!("CARGO_BIN_EXE_pageout"), &work.join("pageout"));
     let theirs = work.join("theirs");
     fs::write(&theirs, "").unwrap();
     set_mode(&theirs, 0o600);

@@ -300,7 +300,7 @@ fn other_users_see_nothing() {
     let here = Here::new();
     let run = here.start("one");
     let program = std::env::temp_dir().join(format!("pageout-look-{}", std::process::id()));
-    fs::copy(env!("CARGO_BIN_EXE_pageout"), &program).unwrap();
+    common::copy_program(env!("CARGO_BIN_EXE_pageout"), &program);
     for ancestor in [here.runtime(), here.0.path("")] {
         common::set_mode(&ancestor, 0o755);
     }

@@ -95,7 +95,7 @@ fn doctor_tells_users_what_to_ask_root_for() {
     }
     let place = Place::new();
     let program = std::env::temp_dir().join(format!("pageout-doctor-{}", std::process::id()));
-    std::fs::copy(env!("CARGO_BIN_EXE_pageout"), &program).unwrap();
+    common::copy_program(env!("CARGO_BIN_EXE_pageout"), &program);
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).arg("doctor");
     place.prepare(&mut command);

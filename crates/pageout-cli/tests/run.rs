@@ -546,7 +546,7 @@ fn the_loader_runs_programs_with_the_agent() {
     let ended = finish(place.pageout(command).env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     // A copy may be anything.
-    fs::copy(loader, place.path("copy")).unwrap();
+    common::copy_program(loader, &place.path("copy"));
     let ended = finish(&mut place.pageout(["run", "-m", "64M", "./copy", "/bin/true"]));
     assert_eq!(ended.status, 125, "{}", ended.err);
     assert!(ended.err.starts_with("pageout: ./copy: statically linked"), "{}", ended.err);

@@ -114,6 +114,12 @@ pub fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
+/// Copies a program. Not by ourselves: what another test's thread forks meanwhile would have the copy open, and nobody could
+/// execute it.
+pub fn copy_program(from: &str, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+}
+
 /// A library that is mapped into every program anyway.
 fn harmless_library() -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
