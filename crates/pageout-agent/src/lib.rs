@@ -58,6 +58,7 @@ mod task;
 mod threads;
 mod tie;
 mod twin;
+mod unasked;
 mod wrap;
 
 use core::ffi::{c_char, c_int, CStr};

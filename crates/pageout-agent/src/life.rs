@@ -14,6 +14,7 @@ use crate::link::{Link, Welcome};
 use crate::maps::Maps;
 use crate::part::Part;
 use crate::tie::Tie;
+use crate::unasked::Unasked;
 use crate::{exit, fork, heir, memory, part, program, sys, threads, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -94,6 +95,7 @@ pub struct Life {
     part: Part,
     /// `None`: it could not be had.
     tie: Option<Tie>,
+    unasked: Unasked,
     devices: Devices,
     stats: &'static Stats,
     maps: Maps,
@@ -146,6 +148,7 @@ impl Life {
             settings: welcome.settings,
             part,
             tie,
+            unasked: Unasked::new(&welcome.settings),
             devices: Devices::new(welcome.settings.device, welcome.devices),
             stats,
             maps: Maps::new(),
@@ -165,6 +168,8 @@ impl Life {
 
     pub fn run(&mut self, kernel: Linux) -> ! {
         let heir = fork::is_heir().then(|| self.bequest());
+        // It may be one of many.
+        self.unasked.keep_back(heir.is_none());
         keeper::begun();
         let (mut last, mut still) = (0, 0);
         while heir.is_none() {
@@ -176,6 +181,7 @@ impl Life {
             if self.part.is_due(now) {
                 break;
             }
+            self.keep_unasked_back(now);
             still = if resident == last { still + 1 } else { 0 };
             last = resident;
             let left = self.part.left(now, still);
@@ -189,6 +195,13 @@ impl Life {
         part::hold_all();
         let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
+    }
+
+    /// What is new and not registered yet is filled by huge pages faster than anything leaves, so none are given that nobody
+    /// asked for while others may do the same. To what is registered the engine gives them.
+    fn keep_unasked_back(&mut self, now: Statm) {
+        let crowded = self.part.is_crowded(now, self.unasked.are_kept_back());
+        self.unasked.keep_back(crowded);
     }
 
     /// What the parent left.
@@ -426,6 +439,7 @@ impl Life {
                 short_until = now + SHORT_FOR;
             }
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
+            self.keep_unasked_back(seen);
             engine.set_limit((allowance as usize) / PAGE);
             engine.measured(resident);
             if now >= next_count {

@@ -21,6 +21,8 @@ const COUNT_SHARE: u64 = 50;
 const COUNT_SHARE_AT_MOST: u64 = 10;
 /// Much, in bytes.
 const COUNT_AFTER: u64 = 4 << 20;
+/// What each process fills with huge pages, in bytes, before it is looked at, where many begin in the same instant.
+const AT_ONCE: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
 
 /// So many bytes over what the process may have (a quarter of a small limit) who takes memory is held up.
@@ -282,6 +284,13 @@ impl Part {
     /// Is it time for the engine? Memory is getting short, and the process has enough to give.
     pub fn is_due(&self, now: Statm) -> bool {
         self.used(now) >= self.threshold() && resident(now) >= self.smallest()
+    }
+
+    /// May it not be left to each of those that are there to fill huge pages as fast as it can? If it `was` so, there must be
+    /// twice as much.
+    pub fn is_crowded(&self, now: Statm, was: bool) -> bool {
+        let left = self.threshold().saturating_sub(self.used(now));
+        self.alive() > 1 && left / self.alive() < if was { 2 * AT_ONCE } else { AT_ONCE }
     }
 
     /// How much may grow before it is time for the engine, or all together are over the limit. Where others use nearly

@@ -27,9 +27,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \
-             as fast as it can, by 128 MiB while as many threads as there are CPUs do; for some tenths of a second by as much again, or twice \
-             that, where two dozen programs begin in the same instant and take huge pages unasked. What was worse is in \
-             resident_peak_bytes.",
+             as fast as it can, by 128 MiB while as many threads as there are CPUs do; before Linux 6.18 for some tenths of a second by as much again, or \
+             twice that, where two dozen programs begin in the same instant and take huge pages unasked (since then they are not \
+             given to programs beside others that have hardly any room left). What was worse is in resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
              into it (static, setuid, cleared environment), is said once it has run for a second, once for each program, and \

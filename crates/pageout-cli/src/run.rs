@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use pageout::api::{Bytes, Spec};
-use pageout::wire::{DeviceSettings, Settings, DEVICES, ENV_RUN};
+use pageout::wire::{DeviceSettings, Settings, ASKED_HUGE_ONLY, DEVICES, ENV_RUN};
 
 use crate::agent;
 use crate::config::Config;
@@ -230,10 +230,13 @@ fn raise_open_files() -> Result<u64> {
 
 /// All but the devices, which come and go.
 fn settings(config: &Config) -> Settings {
+    // Within another run that one may have said so.
+    let is_asked_only = std::env::var_os(ENV_RUN).is_none() && sys::gives_huge_pages_if_asked();
     Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
+        flags: if is_asked_only { ASKED_HUGE_ONLY } else { 0 },
         device: [DeviceSettings::default(); DEVICES],
     }
 }

@@ -63,6 +63,14 @@ pub fn become_subreaper() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
 }
 
+/// Has whoever began us said that only memory that asks for huge pages gets them?
+pub fn gives_huge_pages_if_asked() -> bool {
+    /// That, and except what is advised, since Linux 6.18.
+    const DISABLED_EXCEPT_ADVISED: libc::c_int = 3;
+    // SAFETY: takes integers only.
+    unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) == DISABLED_EXCEPT_ADVISED }
+}
+
 /// The release of the running kernel, `6.8.0-arch1`.
 pub fn kernel_release() -> String {
     let mut name = MaybeUninit::<libc::utsname>::zeroed();

@@ -47,7 +47,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 9;
+pub const VERSION: u64 = 10;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -231,6 +231,9 @@ impl Message {
     }
 }
 
+/// Whoever began the run has said that only memory that asks for huge pages gets them (PR_THP_DISABLE_EXCEPT_ADVISED).
+pub const ASKED_HUGE_ONLY: u64 = 1;
+
 /// What a keeper must know about the run. Plain integers: it crosses a process border.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,6 +244,8 @@ pub struct Settings {
     pub swapin: u32,
     /// Largest order, 0 to 9.
     pub max_order: u32,
+    /// [`ASKED_HUGE_ONLY`].
+    pub flags: u64,
     /// The devices by their numbers; those that have slots have a descriptor, in this order.
     pub device: [DeviceSettings; DEVICES],
 }
@@ -261,5 +266,5 @@ pub struct DeviceSettings {
     pub serial: u64,
 }
 
-const _: () = assert!(size_of::<Settings>() == 16 + 24 * DEVICES && size_of::<Settings>() <= 256);
+const _: () = assert!(size_of::<Settings>() == 24 + 24 * DEVICES && size_of::<Settings>() <= 256);
 const _: () = assert!(size_of::<Message>() == 8 + 24 + 256);

@@ -111,18 +111,19 @@ fn tree_fork(ctx: &Ctx) -> Outcome {
 }
 
 fn tree_touch(ctx: &Ctx) -> Outcome {
-    let mut children = Vec::new();
-    let mut pids = String::new();
     let count = ctx.args.first().and_then(|count| count.parse().ok()).unwrap_or(2);
-    for _ in 0..count {
-        let mut child = start("touch", ctx.size / count, &["mmap", "stay"])?;
+    // All at once.
+    let mut children: Vec<Child> = (0..count)
+        .map(|_| start("touch", ctx.size / count, &["mmap", "stay"]))
+        .collect::<Result<_, Stop>>()?;
+    let mut pids = String::new();
+    for child in &mut children {
         let mut line = String::new();
         let out = child.stdout.take().map(|out| BufReader::with_capacity(1, out));
         let mut out = out.ok_or_else(|| Stop::Wrong("no standard output".into()))?;
         out.read_line(&mut line)?;
         pids += line.trim_end().trim_start_matches("pid");
         child.stdout = Some(out.into_inner());
-        children.push(child);
     }
     println!("pid{pids}");
     std::io::stdout().flush()?;
