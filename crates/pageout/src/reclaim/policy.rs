@@ -118,8 +118,8 @@ pub struct Policy {
     /// Units that were parked and have not been offered again yet, and the turns before theirs in the main queue.
     untried: usize,
     before_untried: usize,
-    /// Units whose turn it is, passed over until [`Policy::rejoin`]; the last first.
-    passed: Queue,
+    /// Units whose turn it is, passed over until [`Policy::rejoin`]; the last first. Those of the trial queue, and of the main.
+    passed: [Queue; 2],
     /// The last candidate came from the trial queue.
     on_trial: bool,
     /// Units of streams that came back soon.
@@ -132,7 +132,8 @@ pub struct Policy {
 impl Policy {
     /// Makes room ahead. From a thread that may allocate.
     pub fn reserve(&mut self) {
-        let queues = [&mut self.trial, &mut self.main, &mut self.parked, &mut self.passed];
+        let [from_trial, from_main] = &mut self.passed;
+        let queues = [&mut self.trial, &mut self.main, &mut self.parked, from_trial, from_main];
         for queue in queues.map(|queue| &mut queue.turns) {
             let spare = SPARE.max(queue.len() / 2);
             if queue.capacity() - queue.len() < SPARE {
@@ -143,8 +144,7 @@ impl Policy {
 
     /// Can some dozens of units enter or change queues without memory being asked for?
     pub fn has_room(&self) -> bool {
-        let queues = [&self.trial, &self.main, &self.parked, &self.passed];
-        queues.iter().all(|queue| queue.turns.capacity() - queue.turns.len() >= SPARE / 16)
+        self.queues().all(|queue| queue.turns.capacity() - queue.turns.len() >= SPARE / 16)
     }
 
     /// How often something can be offered before all was.
@@ -175,9 +175,11 @@ impl Policy {
     /// All units, parked ones too; for tests.
     #[cfg(any(test, feature = "simulated"))]
     pub fn queued(&self) -> impl Iterator<Item = u32> + '_ {
-        [&self.trial, &self.main, &self.parked, &self.passed]
-            .into_iter()
-            .flat_map(|queue| queue.turns.iter().map(|turn| turn.unit()))
+        self.queues().flat_map(|queue| queue.turns.iter().map(|turn| turn.unit()))
+    }
+
+    fn queues(&self) -> impl Iterator<Item = &Queue> {
+        [&self.trial, &self.main, &self.parked].into_iter().chain(&self.passed)
     }
 
     /// Pages of a unit came in or were found, a bit for each; `asked`: by a fault, and not as part of a stream. `now`:
@@ -269,13 +271,20 @@ impl Policy {
 
     /// It is a unit's turn, but it is not what is looked for: the next are offered until [`Policy::rejoin`].
     pub fn pass(&mut self, turn: Turn) {
-        self.passed.push_first(turn);
+        self.passed[usize::from(!self.on_trial)].push_first(turn);
     }
 
-    /// Units that were passed over are the first again, in their order.
+    /// Units that were passed over are the first again, in their order, each in the queue that it was in: in the other one they
+    /// would not be served next.
     pub fn rejoin(&mut self) {
-        while let Some(turn) = self.passed.pop() {
+        let [from_trial, from_main] = &mut self.passed;
+        while let Some(turn) = from_trial.pop() {
             self.trial.push_first(turn);
+        }
+        while let Some(turn) = from_main.pop() {
+            self.main.push_first(turn);
+            // They have had their turn.
+            self.before_untried += 1;
         }
     }
 
@@ -418,14 +427,40 @@ mod tests {
 
     #[test]
     fn who_is_passed_over_is_first_again() {
+        let pass_two = |policy: &mut Policy| -> Vec<u32> {
+            let unit = |turn: Option<Turn>| turn.unwrap().unit();
+            let passed = [(); 2].map(|()| policy.candidate().unwrap());
+            passed.into_iter().for_each(|turn| policy.pass(turn));
+            let third = unit(policy.candidate());
+            policy.rejoin();
+            [third].into_iter().chain([(); 2].map(|()| unit(policy.candidate()))).collect()
+        };
+        assert_eq!(pass_two(&mut of_four()), [2, 0, 1]);
+        // Where the trial queue has room for more, too.
+        let mut policy = Policy::default();
+        let enter = |policy: &mut Policy, unit, now| {
+            policy.used(Turn::new(unit, false), &mut Usage::default(), now, 1, true);
+        };
+        (0..1000).for_each(|unit| enter(&mut policy, unit, FIRST));
+        assert_eq!(pass_two(&mut policy), [2, 0, 1]);
+        // And of the trial queue itself.
+        (1000..1200).for_each(|unit| enter(&mut policy, unit, FIRST + 1));
+        assert_eq!(pass_two(&mut policy), [1002, 1000, 1001]);
+    }
+
+    #[test]
+    fn who_is_passed_over_is_not_taken_for_one_that_was_parked() {
         let mut policy = of_four();
-        for _ in 0..2 {
-            let unit = policy.candidate().unwrap();
-            policy.pass(unit);
-        }
-        assert_eq!(policy.candidate(), Some(Turn::new(2, false)));
+        let first = policy.candidate().unwrap();
+        policy.park(first);
+        policy.unpark();
+        let second = policy.candidate().unwrap();
+        policy.pass(second);
         policy.rejoin();
-        let order: Vec<u32> = core::iter::from_fn(|| Some(policy.candidate()?.unit())).collect();
-        assert_eq!(order, [0, 1, 3]);
+        let counts = [(); 4].map(|()| {
+            policy.candidate();
+            policy.parked()
+        });
+        assert_eq!(counts, [1, 1, 1, 0]);
     }
 }
