@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{Bytes, Header, HeaderError, Place, Spec};
+use pageout::api::{is_missing_disk, is_swapped_on, Bytes, Header, HeaderError, Place, Spec};
 use pageout::device::{self, is_hole};
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
@@ -180,15 +180,11 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let Some(held) = self.held else { return };
-        // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it;
-        // zeros in a hole would take room that it had not.
-        let zero = |at: u64, len: u64| match self.has_holes {
-            true => sys::discard(&self.file, false, at, len),
-            false => sys::zero_range(&self.file, at, len),
-        };
+        // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
+        let zero = |range| device::zero(&self.file, range, self.has_holes).map_err(io::Error::from);
         let emptied = match self.header {
-            true => zero(PAGE, held - PAGE),
-            false => zero(0, held).or_else(|_| self.file.set_len(0)).and_then(|()| self.file.set_len(held)),
+            true => zero(PAGE..held),
+            false => zero(0..held).or_else(|_| self.file.set_len(0)).and_then(|()| self.file.set_len(held)),
         };
         if let Err(error) = emptied {
             say::warning(format_args!(
@@ -293,10 +289,7 @@ impl Opened {
     /// A file that is not there yet.
     fn new(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
         let name = path.display().to_string();
-        // A disk that is not there; a file in its place would be memory.
-        if std::path::absolute(path)
-            .is_ok_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
-        {
+        if is_missing_disk(path) {
             bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
         }
         let directory = safe_directory(path, &name)?;
@@ -366,7 +359,7 @@ impl Opened {
                 }
                 _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
             })?;
-        if kind.is_block_device() && sys::is_read_only_disk(&file) {
+        if kind.is_block_device() && device::is_read_only(&file) {
             bail!("{name}: is read-only; name a disk that can be written");
         }
         let about = file.metadata()?;
@@ -543,12 +536,4 @@ fn header_of(file: &File, name: &str, held: u64) -> Result<Option<u64>> {
         bail!("{name}: its header lists {} bad pages; name a device without", header.bad_pages().len());
     }
     Ok(Some(header.bytes()))
-}
-
-/// Whether the kernel swaps to this file.
-fn is_swapped_on(about: &fs::Metadata) -> bool {
-    let swaps = sys::text_of("/proc/swaps").unwrap_or_default();
-    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
-        fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
-    })
 }

@@ -233,14 +233,6 @@ pub fn probe_executable(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a block device can only be read, though it was opened to be written: many drivers complain at the first write.
-pub fn is_read_only_disk(disk: &File) -> bool {
-    const BLKROGET: libc::c_ulong = 0x125e;
-    let mut read_only: libc::c_int = 0;
-    // SAFETY: BLKROGET writes one int.
-    check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKROGET as _, &mut read_only) }).is_ok() && read_only != 0
-}
-
 /// Gives back what a range of a file or block device holds: it reads as zeros afterwards, or as anything.
 /// On file systems it also waits for direct I/O to that file that is under way.
 pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io::Result<()> {
@@ -256,15 +248,6 @@ pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io:
 /// Gets a range of a file its room on disk. What was written there stays, the rest reads as zeros.
 pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     fallocate(file, 0, offset, len)
-}
-
-/// Makes a range of a file read as zeros and keeps the room that it has, where the file system can: tmpfs cannot.
-pub fn zero_range(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    if len == 0 {
-        return Ok(());
-    }
-    fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
-        .or_else(|_| discard(file, false, offset, len))
 }
 
 fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! The page is shared memory that `pageout run` maps too, so that the counters of a process that was
 //! killed can still be read. Names are those of /proc/vmstat where the thing is the same, and the JSON
-//! keys that `--stats` writes. Nothing in the engine decides by them.
+//! keys that `--stats` writes.
 
 use crate::wire::DEVICES;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -168,7 +168,7 @@ impl Tree {
         let (smallest, processes) = (smallest(limit, count), count.max(1));
         let mut allowance = free.saturating_sub(leave).max(used.min(share));
         if shares {
-            let too_much = (others + used).saturating_sub(limit + limit / 64);
+            let too_much = (others + used).saturating_sub(limit.saturating_add(limit / 64));
             allowance = allowance.min(used - used.min(too_much / processes as u64));
         }
         View { others, allowance: allowance.max(smallest), smallest, processes, alive }

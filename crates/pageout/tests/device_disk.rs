@@ -138,7 +138,10 @@ fn block_devices_work_and_end() {
     }
     let size = 32 * MIB as u64;
     let Some(disk) = Loop::new(&scratch, size) else { return };
-    let device = FileDevice::open(&c(Path::new(&disk.0)), FileOptions::default()).unwrap();
+    // By a name as udev gives it.
+    let link = scratch.0.join("by-uuid");
+    std::os::unix::fs::symlink(&disk.0, &link).unwrap();
+    let device = FileDevice::open(&c(&link), FileOptions::default()).unwrap();
     assert_eq!((device.kind(), device.access(), device.size()), (Kind::Block, Access::Direct, Ok(size)));
     round_trip(&device);
     let memory = Memory::filled(2 * PAGE, 23);

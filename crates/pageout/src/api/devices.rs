@@ -6,13 +6,14 @@ use super::header::{Header, HeaderError};
 use super::memory::MemoryDevice;
 use super::spec::{NotASpec, Place, Spec};
 use super::{Bytes, Error};
-use crate::device::{is_hole, Device, FileDevice, FileOptions, FileSystem, Kind, OpenError};
+use crate::device::{is_hole, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
 use core::ops::Range;
 use std::boxed::Box;
 use std::ffi::CString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -96,6 +97,9 @@ impl Asked {
     /// For a file that is not there, one without a name: it would go again at once, and who opens the same meanwhile would find it
     /// in use.
     fn create(&self, path: &Path) -> Result<FileDevice, Error> {
+        if is_missing_disk(path) {
+            return Err(self.wrong("no such device; name one that lsblk shows, or a file elsewhere".into()));
+        }
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
@@ -113,16 +117,23 @@ impl Asked {
     /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
     /// data that are not ours to destroy.
     fn open_existing(&self, path: &Path) -> Result<(FileDevice, Option<Header>), Error> {
+        if path.metadata().is_ok_and(|about| is_swapped_on(&about)) {
+            return Err(self.refused(Errno::TXTBSY.into()));
+        }
         let mut device =
             FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
         let size = device.size().map_err(|errno| self.refused(errno.into()))?;
         let header = match Header::read(&device, size) {
-            Ok(header) if header.bad_pages().is_empty() => Some(header),
+            Ok(header) if header.bad_pages().is_empty() => {
+                if device.kind() != Kind::Block {
+                    self.kept_empty(&mut device, SLOT_BYTES..header.bytes())?;
+                }
+                Some(header)
+            }
             Ok(_) => return Err(self.wrong("its header lists bad pages; name a device without".into())),
             Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
             Err(_) if device.kind() != Kind::Block && is_hole(&device) => {
-                // What was in memory is not to be found there, and would be taken for its owner's data the next time.
-                device.empty_at_end().map_err(|errno| self.refused(errno.into()))?;
+                self.kept_empty(&mut device, 0..size)?;
                 None
             }
             Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => {
@@ -137,6 +148,11 @@ impl Asked {
             device.set_size(size).map_err(|errno| self.refused(errno.into()))?;
         }
         Ok((device, header))
+    }
+
+    /// What was in memory is not to be found there, and would be taken for its owner's data the next time.
+    fn kept_empty(&self, device: &mut FileDevice, room: Range<u64>) -> Result<(), Error> {
+        device.empty_at_end(room).map_err(|errno| self.refused(errno.into()))
     }
 
     /// How large a file of ours may be on the file system of `path`.
@@ -210,6 +226,20 @@ impl Lessor for Trunks {
         self.devices.lock()[device].returned.push(trunk);
         true
     }
+}
+
+/// Is what is not there a disk by its name? A file in its place would be memory.
+pub fn is_missing_disk(path: &Path) -> bool {
+    std::path::absolute(path).is_ok_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
+}
+
+/// Does the kernel swap to this file?
+pub fn is_swapped_on(about: &fs::Metadata) -> bool {
+    let swaps = fs::read("/proc/swaps").unwrap_or_default();
+    let swaps = String::from_utf8_lossy(&swaps);
+    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
+        fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
+    })
 }
 
 /// A path that was text has no zero byte, or is not found.

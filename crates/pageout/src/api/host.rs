@@ -25,6 +25,7 @@ use crate::engine::{Config, Engine, Swapin};
 use crate::fault::Server;
 use crate::frame::{Frames, CHUNK};
 use crate::kernel::{HugePages, Kernel, Linux};
+use crate::reclaim::Round;
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
@@ -51,7 +52,7 @@ const LOOK_SHARE_PRESSED: u32 = 5;
 const SERVERS: usize = THREADS - 2;
 /// Looks after which units that could not leave are tried again.
 const UNPARK_LOOKS: u64 = 200;
-/// Clusters that one look discards at most.
+/// Clusters that are discarded in one rest of the evictor at most.
 const DISCARDS: usize = 16;
 
 /// What to build an engine of.
@@ -268,10 +269,18 @@ impl Host {
             if self.state.load(Ordering::Acquire) != GO_ON {
                 return;
             }
-            let Some(nap) = engine.balance(&mut out).nap_ns() else { continue };
+            let round = engine.balance(&mut out);
+            let Some(nap) = round.nap_ns() else { continue };
             self.dozing.store(true, Ordering::Relaxed);
             engine.wanted.wait(wanted, nap);
             self.dozing.store(false, Ordering::Relaxed);
+            // Nobody has called for so long. Under load what is free is written again at once.
+            let rests = || round == Round::Idle && engine.wanted.heard() == wanted;
+            for _ in 0..DISCARDS {
+                if !rests() || !engine.place.discard() {
+                    break;
+                }
+            }
         }
     }
 
@@ -318,11 +327,6 @@ impl Host {
         engine.measure();
         if engine.pressed() {
             engine.kick();
-        }
-        for _ in 0..DISCARDS {
-            if !engine.place.discard() {
-                break;
-            }
         }
     }
 

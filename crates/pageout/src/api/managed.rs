@@ -138,6 +138,18 @@ impl Kernel for Managed {
         self.linux.call_here(thread, at)
     }
 
+    fn follow(&self, thread: u32) {
+        self.linux.follow(thread);
+    }
+
+    fn settle_here(&self) {
+        self.linux.settle_here();
+    }
+
+    fn roam(&self) {
+        self.linux.roam();
+    }
+
     fn is_ours(&self) -> bool {
         self.linux.is_ours()
     }

@@ -48,6 +48,7 @@ mod swap;
 
 pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
+pub use devices::{is_missing_disk, is_swapped_on};
 pub use error::Error;
 pub use header::{Header, HeaderError};
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};

@@ -11,6 +11,7 @@ use super::{filesystem::FileSystem, open, raw, Device, Errno, Kind, OpenError, R
 use crate::sync::{Lock, LockClass};
 use core::ffi::CStr;
 use core::fmt;
+use core::ops::Range;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, StatxFlags};
 
@@ -60,8 +61,8 @@ pub struct FileDevice {
     access: Access,
     queue: Queue,
     ring: Lock<Ring>,
-    /// The size that the file gets back, with nothing in it, when the device is dropped.
-    emptied: Option<u64>,
+    /// What holds nothing any more when the device is dropped, and whether there are holes to be left.
+    emptied: Option<(Range<u64>, bool)>,
 }
 
 /// The average length, in bytes, up to which writes to a disk gain by having several in flight.
@@ -145,9 +146,12 @@ impl FileDevice {
         fs::ftruncate(&self.fd, size)
     }
 
-    /// Has the file, which holds nothing, hold nothing again when the device is dropped, and be as large as it is now.
-    pub fn empty_at_end(&mut self) -> Result<(), Errno> {
-        self.emptied = Some(self.size()?);
+    /// Has `room` of a file hold nothing when the device is dropped, as large as the file is now: what was in memory is not to be
+    /// found there.
+    pub fn empty_at_end(&mut self, room: Range<u64>) -> Result<(), Errno> {
+        let about = fs::fstat(&self.fd)?;
+        let has_holes = (about.st_blocks as u64) * 512 < about.st_size as u64;
+        self.emptied = Some((room, has_holes));
         Ok(())
     }
 }
@@ -183,9 +187,14 @@ impl FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        if let Some(size) = self.emptied {
-            let _ = self.set_size(0).and_then(|()| self.set_size(size));
-        }
+        let Some((room, has_holes)) = self.emptied.take() else { return };
+        let cut = || self.set_size(0).and_then(|()| self.set_size(room.end));
+        let _ = match room.start {
+            // One that was empty has grown since.
+            0 if has_holes || room.is_empty() => cut(),
+            0 => open::zero(&self.fd, room.clone(), false).or_else(|_| cut()),
+            _ => open::zero(&self.fd, room, has_holes),
+        };
     }
 }
 

@@ -6,8 +6,10 @@
 use super::Errno;
 use core::ffi::CStr;
 use core::fmt;
+use core::ops::Range;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{self, AtFlags, FileType, MemfdFlags, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags};
+use rustix::ioctl;
 
 /// Why a file cannot be a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub enum OpenError {
     Directory(u32),
     /// Another pageout has it.
     InUse,
+    /// A disk that cannot be written.
+    ReadOnly,
 }
 
 impl fmt::Display for OpenError {
@@ -62,6 +66,7 @@ impl fmt::Display for OpenError {
                 f,
                 "others may write to its directory (mode {mode:04o}); name a file in a directory of your own"
             ),
+            Self::ReadOnly => write!(f, "is read-only; name a disk that can be written"),
             Self::InUse => write!(f, "in use by another pageout; name another file"),
         }
     }
@@ -75,24 +80,26 @@ impl From<Errno> for OpenError {
     }
 }
 
-const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW).union(OFlags::NOCTTY);
+const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Opens a regular file or block device that exists, if its rights keep others out.
 pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
-    let found = fs::statat(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
-    let kind = FileType::from_raw_mode(found.st_mode);
-    match kind {
-        FileType::RegularFile => directory_is_safe(path)?,
-        FileType::BlockDevice => {}
+    let kind = FileType::from_raw_mode(fs::stat(path)?.st_mode);
+    let flags = match kind {
+        FileType::RegularFile => {
+            directory_is_safe(path)?;
+            // A link to a file could be a trap.
+            OFlags::NOFOLLOW
+        }
+        // Names of disks are links often (/dev/disk/by-uuid). On a block device O_EXCL without O_CREAT means: not while it is
+        // mounted.
+        FileType::BlockDevice => OFlags::EXCL,
         FileType::Directory => return Err(Errno::ISDIR.into()),
-        FileType::Symlink => return Err(Errno::LOOP.into()),
         // Not opened even to look closer: opening a device can have effects.
         _ => return Err(OpenError::NotAFile),
-    }
-    // On a block device O_EXCL without O_CREAT means: not while it is mounted.
-    let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
-    let fd = fs::openat(fs::CWD, path, FLAGS | exclusive, Mode::empty())?;
+    };
+    let fd = fs::openat(fs::CWD, path, FLAGS | flags, Mode::empty())?;
     // What was opened counts, not what lay there before.
     let opened = fs::fstat(&fd)?;
     if FileType::from_raw_mode(opened.st_mode) != kind {
@@ -105,6 +112,8 @@ pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
         if opened.st_uid != 0 && opened.st_uid != rustix::process::geteuid().as_raw() {
             return Err(OpenError::Owner(opened.st_uid));
         }
+    } else if is_read_only(&fd) {
+        return Err(OpenError::ReadOnly);
     }
     take(&fd)?;
     Ok(fd)
@@ -136,7 +145,8 @@ fn named_then_unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
         let name = random_name()?;
         // The array ends with a zero byte and has no other.
         let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::INVAL)?;
-        match fs::openat(&directory, name, FLAGS | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY) {
+        let flags = FLAGS | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
+        match fs::openat(&directory, name, flags, OWNER_ONLY) {
             Ok(fd) => {
                 fs::unlinkat(&directory, name, AtFlags::empty())?;
                 return Ok(fd);
@@ -165,6 +175,29 @@ pub fn take(fd: impl AsFd) -> Result<(), OpenError> {
         Err(Errno::WOULDBLOCK) => Err(OpenError::InUse),
         // Network file systems without locks: no worse than without asking.
         _ => Ok(()),
+    }
+}
+
+/// Is it a disk that cannot be written? It can be opened for that all the same.
+pub fn is_read_only(disk: impl AsFd) -> bool {
+    const BLKROGET: ioctl::Opcode = 0x125e;
+    // SAFETY: BLKROGET writes one int.
+    let read_only = unsafe { ioctl::ioctl(disk, ioctl::Getter::<BLKROGET, i32>::new()) };
+    read_only.is_ok_and(|read_only| read_only != 0)
+}
+
+/// Has a range of a file read as zeros, so that nothing of what was written there is left. Holes, if it has any, stay such: zeros
+/// would take room that it had not. Else it keeps its room, where the file system can (tmpfs cannot).
+pub fn zero(file: impl AsFd, range: Range<u64>, has_holes: bool) -> Result<(), Errno> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let file = file.as_fd();
+    let be =
+        |mode| fs::fallocate(file, mode | FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
+    match has_holes {
+        true => be(FallocateFlags::PUNCH_HOLE),
+        false => be(FallocateFlags::ZERO_RANGE).or_else(|_| be(FallocateFlags::PUNCH_HOLE)),
     }
 }
 
