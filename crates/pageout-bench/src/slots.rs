@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use clap::Args;
 use pageout::slot::*;
 use serde::{Deserialize, Serialize};
@@ -51,11 +51,12 @@ pub fn run(args: &SlotsArgs) -> Result<()> {
 pub fn measure_all(args: &SlotsArgs) -> Result<Vec<Row>> {
     ensure!(args.orders.iter().all(|&order| order <= CLUSTER_ORDER), "--orders: at most {CLUSTER_ORDER}");
     ensure!(args.threads.iter().all(|n| (1..=256).contains(n)), "--threads: 1 to 256");
+    let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
     let mut rows = Vec::new();
     for &threads in &args.threads {
         for &order in &args.orders {
             for aged in [false, true] {
-                rows.push(measure(threads, order, aged, Duration::from_secs_f64(args.seconds)));
+                rows.push(measure(threads, order, aged, time));
             }
         }
     }

@@ -60,9 +60,10 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),
     };
     match number.parse::<f64>() {
-        Ok(value) if value.is_finite() && value >= 0.0 => Ok(Duration::from_secs_f64(value * scale)),
-        _ => Err(format!("{text}: not a time; write seconds, as 90, 1.5s or 250ms")),
+        Ok(value) => Duration::try_from_secs_f64(value * scale).ok(),
+        Err(_) => None,
     }
+    .ok_or_else(|| format!("{text}: not a time; write seconds, as 90, 1.5s or 250ms"))
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         Ok(directory) => findings.good("socket", format_args!("in {}", directory.display())),
         Err(error) => findings.lack_by("socket", &error, ""),
     }
-    if let Some(Err(error)) = config.stats.clone().map(Place::of) {
+    if let Some(Err(error)) = config.stats.as_deref().map(Place::check) {
         findings.lack_by("statistics", &error, "");
     }
     match agent::ready(false) {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use anyhow::{anyhow, bail, Result};
+use anyhow::{anyhow, Result};
 use pageout::api::Bytes;
 use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
@@ -211,30 +211,42 @@ impl Place {
         if path == Path::new("-") {
             return Ok(Self::StandardError);
         }
-        if path == Path::new("") {
-            bail!("--stats: no name; name a file, or - for standard error");
+        let opened = Self::look(&path).and_then(|is_file| match is_file {
+            true => std::path::absolute(&path).map(Self::File),
+            false => File::options().write(true).open(&path).map(|file| Self::Stream(path.clone(), file)),
+        });
+        opened.map_err(|error| complaint(&path, &error))
+    }
+
+    /// The same, only looking: who reads a pipe would see its end.
+    pub fn check(path: &Path) -> Result<()> {
+        match path == Path::new("-") {
+            true => Ok(()),
+            false => Self::look(path).map(drop).map_err(|error| complaint(path, &error)),
         }
-        match fs::metadata(&path) {
-            Ok(about) if about.is_dir() => {
-                bail!("--stats {}: is a directory; name a file in it", path.display())
-            }
+    }
+
+    /// Can it be written, and is it a file, or will be?
+    fn look(path: &Path) -> io::Result<bool> {
+        match fs::metadata(path) {
+            _ if path == Path::new("") => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            Ok(about) if about.is_dir() => Err(io::Error::from_raw_os_error(libc::EISDIR)),
             // A descriptor that we inherited is closed by then.
-            Ok(about) if !about.is_file() || is_descriptor(&path) => {
-                match File::options().write(true).open(&path) {
-                    Ok(file) => Ok(Self::Stream(path, file)),
-                    Err(error) => Err(complaint(&path, &error)),
-                }
+            Ok(about) if !about.is_file() || is_descriptor(path) => {
+                sys::may_access(path, libc::W_OK).map(|()| false)
             }
-            _ => match may_write(&path).and_then(|()| std::path::absolute(&path)) {
-                Ok(path) => Ok(Self::File(path)),
-                Err(error) => Err(complaint(&path, &error)),
-            },
+            _ => may_write(path).map(|()| true),
         }
     }
 }
 
 fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
-    anyhow!("--stats {}: {}; name a file that can be written", path.display(), sys::reason(error))
+    let shown = path.display();
+    match error.kind() {
+        _ if path == Path::new("") => anyhow!("--stats: no name; name a file, or - for standard error"),
+        io::ErrorKind::IsADirectory => anyhow!("--stats {shown}: is a directory; name a file in it"),
+        _ => anyhow!("--stats {shown}: {}; name a file that can be written", sys::reason(error)),
+    }
 }
 
 /// Whether a path is that of a descriptor (/dev/fd/3).

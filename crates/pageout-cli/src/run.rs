@@ -80,10 +80,11 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         specs if specs.len() > DEVICES => bail!("--swap: {} devices; takes at most {DEVICES}", specs.len()),
         specs => specs,
     };
-    let place = config.stats.clone().map(Place::of).transpose()?;
     if options.dry_run {
+        config.stats.as_deref().map(Place::check).transpose()?;
         return dry_run(&config, specs, &program);
     }
+    let place = config.stats.clone().map(Place::of).transpose()?;
     say::wait_for_nobody();
     if let Some(all) = memory::cgroup_limit().filter(|all| (all + 1..u64::MAX).contains(&config.limit_bytes))
     {

@@ -397,6 +397,16 @@ fn statistics() {
     assert_eq!((full.status, full.err.as_str()), (3, line));
 }
 
+/// Who reads a pipe would see its end, and without a reader it would wait for one.
+#[test]
+fn who_only_looks_opens_no_pipe() {
+    let place = Place::new();
+    assert!(Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
+    let planned = finish(&mut place.pageout(["run", "-n", "--stats", "pipe", "true"]));
+    assert_eq!((planned.status, planned.err.as_str()), (0, ""));
+    finish(&mut place.pageout(["doctor", "--stats", "pipe"]));
+}
+
 /// As a shell writes to it: by its name, which stays what it was.
 #[test]
 fn statistics_are_written_over_what_is_there() {
