@@ -116,6 +116,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              that is of no file, was written to, or is of a file that has changed since, is not noticed.",
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
              program runs outside the limit, and a line says so.",
+            "A run is one domain of trust: its processes share one swap, and the engine of each has the rights that the process began \
+             with, on the same memory. Hostile code in a process that has given up rights by itself (setuid(2), seccomp(2)) can \
+             take them back: put the sandbox around pageout run.",
             "Memory is shared with the engine's process: unshare(CLONE_VM) and setns(2) into a time namespace fail, as in a \
              program of several threads. SIGKILL of pageout run leaves the processes with the room that they have, and without new room; what \
              they execute later has no limit, and a swap file that pageout made stays, with what was the program's memory \
