@@ -342,17 +342,12 @@ impl<K: Kernel> Engine<K> {
         gone
     }
 
-    /// Reads and applies events until none is pending; faults come again. Shows each to `each`: what the program is about to
+    /// Reads and applies events until none is pending; faults wait for a server. Shows each to `each`: what the program is about to
     /// discard may still be mapped for a while.
     pub(crate) fn read_all(&self, regions: &mut Regions, mut each: impl FnMut(Event)) {
         let mut backoff = crate::sync::Backoff::new();
         while self.kernel.event_pending() {
-            let read = self.read_and_apply(regions, |event| {
-                if let Event::Fault(fault) = event {
-                    self.again(fault);
-                }
-                each(event);
-            });
+            let read = self.read_and_hear(regions, &mut each);
             // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
             // caller come before it.
             if read == 0 {
@@ -589,15 +584,26 @@ impl<K: Kernel> Engine<K> {
         events.len()
     }
 
-    /// Reads and applies what is pending; faults that turn up are woken to come again. From any thread that
-    /// holds no lock.
+    /// Reads and applies what is pending; faults that turn up wait for a server. From any thread that holds no lock.
     pub fn pump(&self) {
-        let mut regions = self.events.write();
-        self.read_and_apply(&mut regions, |event| {
+        self.read_and_hear(&mut self.events.write(), |_| ());
+    }
+
+    /// The same for who answers no faults.
+    fn read_and_hear(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
+        let since = Some(self.unmappings.load(Relaxed));
+        let mut heard = false;
+        let read = self.read_and_apply(regions, |event| {
             if let Event::Fault(fault) = event {
-                self.again(fault);
+                self.hear(fault, since);
+                heard = true;
             }
+            each(event);
         });
+        if heard {
+            self.calls.ring();
+        }
+        read
     }
 
     /// Returns when the events that were read before the call are applied. Takes no lock; any thread, with any lock but that
@@ -610,11 +616,6 @@ impl<K: Kernel> Engine<K> {
     #[cfg(any(test, feature = "simulated"))]
     pub fn is_led(&self) -> bool {
         self.leader.try_lock().is_none()
-    }
-
-    /// Lets a thread take its fault again: nobody here answers it.
-    fn again(&self, fault: crate::kernel::Fault) {
-        self.kernel.wake(crate::space::page_start(fault.address), PAGE);
     }
 
     /// Wakes an evictor.

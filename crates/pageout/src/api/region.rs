@@ -264,6 +264,8 @@ impl Region {
     /// The same where the kernel cannot have it done: page by page, as a fault of this thread would be answered.
     fn bring_in_inline(&self, mut start: usize, end: usize) -> Result<(), Error> {
         let mut refusal = Ok(());
+        // What has been discarded is known once the event of it, which was read before the call came back, is applied.
+        self.area.inner.quietly(|engine| drop(engine.events.read()));
         while start < end && refusal.is_ok() {
             refusal = self.area.inner.quietly(|engine| {
                 let is_out = |at: &usize| engine.tag(*at) != Tag::Resident;

@@ -61,7 +61,7 @@ impl<K: Kernel> Engine<K> {
     fn hand_over(&self, fault: Fault) {
         let mut heard = self.answered.heard();
         // If too many wait already, the fault is taken again.
-        let _ = self.pending.lock().push(fault, None);
+        self.pending.lock().push(fault, None);
         self.calls.ring();
         for _ in 0..WAITS {
             if self.is_answered(fault.address) {

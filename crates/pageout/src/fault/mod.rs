@@ -25,6 +25,8 @@ use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
+use alloc::vec::Vec;
+use core::ops::Range;
 use crowd::{Called, Wakes};
 use order::{Asked, WHOLE};
 use rustix::io::Errno;
@@ -50,51 +52,86 @@ pub struct Server {
     since: Option<u32>,
 }
 
-/// Faults that were read and not answered yet, with the [`Engine::unmappings`] before they were. When it is full, a fault
-/// is woken to come again.
+/// So many faults are known while they wait; there is room for them from the start.
+const KNOWN: usize = 4096;
+
+/// Faults that were read and not answered yet, the oldest first, with the [`Engine::unmappings`] before they were. None is woken
+/// to come again while others wait: the kernel gives out faults before events, so those of hundreds of threads would keep an event
+/// from being read for ever, and while one is unread no page can be mapped.
 pub struct Pending {
-    faults: [(Fault, Option<u32>); 64],
+    faults: Vec<(Fault, Option<u32>)>,
+    /// Those before have been answered.
     first: usize,
-    len: usize,
+    /// The pages of those that found no room are somewhere here.
+    missed: Range<usize>,
 }
 
 impl Pending {
     /// None.
-    pub const fn new() -> Self {
-        Self { faults: [(Fault { address: 0, write: false, thread: 0 }, None); 64], first: 0, len: 0 }
+    pub fn new() -> Self {
+        Self { faults: Vec::with_capacity(KNOWN), first: 0, missed: 0..0 }
     }
 
-    fn push(&mut self, fault: Fault, since: Option<u32>) -> bool {
-        let room = self.len < self.faults.len();
-        if room {
-            self.faults[(self.first + self.len) % self.faults.len()] = (fault, since);
-            self.len += 1;
+    fn push(&mut self, fault: Fault, since: Option<u32>) {
+        if self.first == self.faults.len() || self.faults.len() == KNOWN {
+            self.faults.drain(..self.first);
+            self.first = 0;
         }
-        room
+        if self.faults.len() < KNOWN {
+            return self.faults.push((fault, since));
+        }
+        let page = page_start(fault.address);
+        self.missed = match self.missed.is_empty() {
+            true => page..page + PAGE,
+            false => self.missed.start.min(page)..self.missed.end.max(page + PAGE),
+        };
     }
 
     fn is_empty(&self) -> bool {
-        self.len == 0
+        self.first == self.faults.len()
     }
 
     /// Does one wait for a page?
     fn has(&self, page: usize) -> bool {
-        let at = |n| &self.faults[(self.first + n) % self.faults.len()];
-        (0..self.len).any(|n| page_start(at(n).0.address) == page)
+        self.faults[self.first..].iter().any(|(fault, _)| page_start(fault.address) == page)
     }
 
     /// The oldest, and how many wait after it.
     fn pop(&mut self) -> Option<(Fault, Option<u32>, usize)> {
-        let (fault, since) = (self.len > 0).then(|| self.faults[self.first])?;
-        self.first = (self.first + 1) % self.faults.len();
-        self.len -= 1;
-        Some((fault, since, self.len))
+        let (fault, since) = *self.faults.get(self.first)?;
+        self.first += 1;
+        Some((fault, since, self.faults.len() - self.first))
+    }
+
+    /// Where those are that found no room, once nobody else waits: they are to come again.
+    fn take_missed(&mut self) -> Option<Range<usize>> {
+        let missed = if self.is_empty() { core::mem::take(&mut self.missed) } else { 0..0 };
+        (!missed.is_empty()).then_some(missed)
     }
 }
 
 impl Default for Pending {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// A fault that was read waits for a server.
+    pub(crate) fn hear(&self, fault: Fault, since: Option<u32>) {
+        self.crowd.note(fault.thread, self.kernel.now(), self.stats.pgmajfault.load(Relaxed));
+        self.pending.lock().push(fault, since);
+    }
+
+    /// Does nobody wait who is known? Those who are not come again then.
+    fn is_through(&self) -> bool {
+        let mut pending = self.pending.lock();
+        let (through, missed) = (pending.is_empty(), pending.take_missed());
+        drop(pending);
+        if let Some(pages) = missed {
+            self.kernel.wake(pages.start, pages.end - pages.start);
+        }
+        through
     }
 }
 
@@ -169,7 +206,7 @@ impl Server {
         let Some(leader) = engine.leader.try_lock() else {
             return engine.calls.wait(calls, timeout_ns);
         };
-        if engine.pending.lock().is_empty() && engine.kernel.wait_event(timeout_ns) {
+        if engine.is_through() && engine.kernel.wait_event(timeout_ns) {
             self.receive(engine);
         }
         if engine.is_inline() {
@@ -301,10 +338,8 @@ impl Server {
         let mut regions = engine.events.write();
         let since = Some(engine.unmappings.load(Relaxed));
         engine.read_and_apply(&mut regions, |event| {
-            let Event::Fault(fault) = event else { return };
-            engine.crowd.note(fault.thread, engine.kernel.now(), engine.stats.pgmajfault.load(Relaxed));
-            if !engine.pending.lock().push(fault, since) {
-                engine.kernel.wake(page_start(fault.address), PAGE);
+            if let Event::Fault(fault) = event {
+                engine.hear(fault, since);
             }
         });
     }
