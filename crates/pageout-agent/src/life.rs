@@ -288,6 +288,11 @@ impl Life {
         self.tie.iter().for_each(Tie::undo);
         self.part.leave();
         self.link.tell(&Message::new(Kind::Bye, reason, 0, 0), None);
+        // Who waits for the program's end wants to find its files unlocked, and its executable not in use: the last of our threads
+        // to end lets them go, and the evictor comes after all others in calm times.
+        if self.evictor != 0 {
+            sys::call_first(self.evictor, true);
+        }
         sys::exit_group(0)
     }
 

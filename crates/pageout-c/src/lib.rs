@@ -119,7 +119,12 @@ unsafe fn open(
 unsafe fn build(mut builder: Builder, devices: *const *const c_char, count: usize) -> Result<Swap, String> {
     for n in 0..count {
         // SAFETY: by contract.
-        let spec = unsafe { CStr::from_ptr(*devices.add(n)) };
+        let device = unsafe { devices.as_ref().map_or(ptr::null(), |_| *devices.add(n)) };
+        if device.is_null() {
+            return Err("a device: NULL; give as many as count says".into());
+        }
+        // SAFETY: by contract.
+        let spec = unsafe { CStr::from_ptr(device) };
         builder = builder.device(spec.to_str().map_err(|_| "a device: not UTF-8; rename the file")?);
     }
     builder.build().map_err(|error| error.to_string())
@@ -296,7 +301,10 @@ pub unsafe extern "C" fn pageout_unpin(swap: *mut Handle, address: *const c_void
 pub unsafe extern "C" fn pageout_stats(swap: *mut Handle, out: *mut Stats, size: usize) -> c_int {
     const PAGE: u64 = 4096;
     // SAFETY: by contract.
-    status(unsafe { handle(swap) }.map(|handle| {
+    status(unsafe { handle(swap) }.and_then(|handle| {
+        if out.is_null() {
+            return Err("stats: no room for them: NULL".into());
+        }
         let counters = handle.swap.stats();
         let stats = Stats {
             limit_bytes: handle.swap.memory().0,
@@ -316,6 +324,7 @@ pub unsafe extern "C" fn pageout_stats(swap: *mut Handle, out: *mut Stats, size:
             ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out.cast::<u8>(), known);
             ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
         }
+        Ok(())
     }))
 }
 

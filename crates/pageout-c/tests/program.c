@@ -76,6 +76,10 @@ int main(int count, char **arguments)
     const char *devices[] = {"mem,size=256M"};
     CHECK(pageout_open(4096, devices, 1) == NULL);
     CHECK(strstr(pageout_error(), "least that works") != NULL);
+    CHECK(pageout_open(LIMIT, NULL, 1) == NULL && strstr(pageout_error(), "NULL") != NULL);
+    devices[0] = NULL;
+    CHECK(pageout_open(LIMIT, devices, 1) == NULL && strstr(pageout_error(), "NULL") != NULL);
+    devices[0] = "mem,size=256M";
 
     int is_inline = count > 1;
     pageout *swap = (is_inline ? pageout_open_inline : pageout_open)(LIMIT, devices, 1);

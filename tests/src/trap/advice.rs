@@ -18,6 +18,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("free-race-raw", "the same by the bare system call", |c| free_race(c, sys::advise_raw)),
     Trap::new("dontneed-readers", "drops what other threads are reading", dontneed_readers),
     Trap::new("event-storm", "faults are served while others drop and unmap without a pause", event_storm),
+    Trap::new(
+        "event-crowd",
+        "hundreds of threads fault at once while one discards now and then",
+        event_crowd,
+    ),
     Trap::new("advice-storm", "WILLNEED, COLD, PAGEOUT, POPULATE, COLLAPSE and others at random", storm),
     Trap::new(
         "advice-everywhere",
@@ -173,6 +178,37 @@ fn event_storm(ctx: &Ctx) -> Outcome {
             longest = longest.max(begin.elapsed());
         }
         ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
+        Ok(())
+    })?;
+    field.check(1)
+}
+
+/// The kernel gives out faults before events: those of a crowd must not keep an event from being read.
+fn event_crowd(ctx: &Ctx) -> Outcome {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// If one is never read, all wait until this is over.
+    const LASTS: Duration = Duration::from_secs(4);
+    let (field, _) = ctx.evicted()?;
+    let fresh = sys::map(16 * PAGE)?;
+    let deadline = ctx.deadline().max(Instant::now() + LASTS);
+    together(400, |index| {
+        if index > 0 {
+            let mut dice = Dice::new(index);
+            while Instant::now() < deadline {
+                field.page(dice.roll(field.pages())).check(1)?;
+            }
+            return Ok(());
+        }
+        let mut longest = Duration::ZERO;
+        while Instant::now() < deadline {
+            let begin = Instant::now();
+            fresh.fill(1);
+            sys::advise(fresh, libc::MADV_DONTNEED)?;
+            fresh.check_zero()?;
+            longest = longest.max(begin.elapsed());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        ensure!(longest < PATIENCE, "what was discarded was written to only after {longest:.1?}");
         Ok(())
     })?;
     field.check(1)
