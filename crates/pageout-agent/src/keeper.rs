@@ -362,7 +362,8 @@ extern "C" fn keeper(_: usize) -> ! {
     }
     let tie = Tie::new().ok();
     nobody_is_called();
-    let kernel = match Linux::open() {
+    // SAFETY: it manages what leaves and comes back as it was.
+    let kernel = match unsafe { Linux::open() } {
         Ok(kernel) if sys::serves_real_time() => kernel.everywhere().with_growths(remap::growths),
         Ok(kernel) => kernel.with_growths(remap::growths),
         Err(error) => {

@@ -327,7 +327,7 @@ fn why_not_preloaded(pid: i32, agent: &Path) -> Option<String> {
     }
     if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
         return Some(format!(
-            "runs as another user than pageout ({user}), so pageout was not preloaded (run pageout as that user)"
+            "runs as another user than pageout ({user}), who cannot reach its run (run pageout as that user)"
         ));
     }
     if !has_our_root(pid) {

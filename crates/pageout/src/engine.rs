@@ -163,6 +163,8 @@ pub struct Engine<K: Kernel> {
     pub key: Key,
     /// What threads go through in order.
     pub(crate) streams: Streams,
+    /// Units that somebody holds here.
+    pub(crate) held: AtomicUsize,
     /// Until when (ns) reclaim pauses because nothing can go.
     pub(crate) stuck_until: AtomicU64,
     /// Until when (ns) it is not looked for pages that have their place meanwhile: they are few.
@@ -218,6 +220,7 @@ impl<K: Kernel> Engine<K> {
             evictions: AtomicU32::new(FIRST),
             key: Key::random(),
             streams: Streams::new(),
+            held: AtomicUsize::new(0),
             stuck_until: AtomicU64::new(0),
             rest_until: AtomicU64::new(0),
             mend_after: AtomicU64::new(0),

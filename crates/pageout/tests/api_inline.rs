@@ -168,6 +168,12 @@ fn a_system_call_takes_pinned_bytes_only() {
         assert_eq!(state.resident, 4 * MIB, "{state:?}");
         drop(pinned);
         assert!(matches!(region.pin(0..12 * MIB), Err(Error::Pin { .. })));
+        // What is pinned counts once, however often.
+        let pins: Vec<_> = (0..1000).map(|n| region.pin(n..n + 1).unwrap()).collect();
+        let most = region.pin(0..8 * MIB).unwrap();
+        assert!(matches!(region.pin(8 * MIB..8 * MIB + 1), Err(Error::Pin { .. })));
+        drop((most, pins));
+        region.pin(8 * MIB..16 * MIB).unwrap();
         region.advise(0..4 * MIB, Advice::WillNeed).unwrap();
         verify(region.as_slice(), 1);
     });

@@ -170,7 +170,8 @@ impl Host {
         let linux = match plan.inline {
             // SAFETY: this thread has its own file table, and kept these in it.
             Some(numbers) => unsafe { inline::linux(numbers) },
-            None => Linux::open(),
+            // SAFETY: it gets the addresses of regions, and of what is made here.
+            None => unsafe { Linux::open() },
         };
         let mut linux = linux.map_err(Error::Kernel)?;
         let devices = plan.devices.iter().enumerate().map(|(index, spec)| spec.open(index));

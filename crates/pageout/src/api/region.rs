@@ -5,12 +5,12 @@ use super::inline;
 use super::memory::Mapping;
 use super::swap::Inner;
 use super::{Bytes, Error};
+use crate::engine::Engine;
 use crate::page::Tag;
 use crate::reclaim::HOLDS_MAX;
 use crate::space::{page_start, BLOCK, PAGE, UNIT};
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice as Madvise};
 use std::sync::Arc;
@@ -186,7 +186,7 @@ impl Region {
     }
 
     /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by
-    /// 64 KiB; at most half of the limit can be pinned. Buffers for system calls and direct I/O need a pin with
+    /// 64 KiB, each once; at most half of the limit can be pinned. Buffers for system calls and direct I/O need a pin with
     /// [`Delivery::Inline`](super::Delivery::Inline) only.
     ///
     /// # Errors
@@ -194,13 +194,21 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
         let (start, end) = self.pages(&range)?;
         let inner = &self.area.inner;
-        let bytes = (end.next_multiple_of(UNIT) - (start & !(UNIT - 1))) as u64;
-        inner.reserve_pins(bytes)?;
+        let asked = (end.next_multiple_of(UNIT) - (start & !(UNIT - 1))) as u64;
+        let most = inner.most_pinned();
+        let refused =
+            |held: u64| Err(Error::Pin { asked: Bytes(asked), pinned: Bytes(held), most: Bytes(most) });
+        if asked > most {
+            return refused(inner.quietly(Engine::held_bytes));
+        }
         if !inner.quietly(|engine| engine.hold(start, end)) {
-            inner.pinned.fetch_sub(bytes, Relaxed);
             return Err(Error::Pins { start: range.start, end: range.end, most: HOLDS_MAX });
         }
-        let pinned = Pinned { area: self.area.clone(), start, end, range, bytes };
+        let pinned = Pinned { area: self.area.clone(), start, end, range };
+        if inner.quietly(Engine::held_bytes) > most {
+            drop(pinned);
+            return refused(inner.quietly(Engine::held_bytes));
+        }
         self.bring_in(start, end)?;
         Ok(pinned)
     }
@@ -308,7 +316,6 @@ pub struct Pinned {
     start: usize,
     end: usize,
     range: Range<usize>,
-    bytes: u64,
 }
 
 impl Pinned {
@@ -323,7 +330,6 @@ impl Drop for Pinned {
         let inner = &self.area.inner;
         if !inner.is_foreign() {
             inner.quietly(|engine| engine.release_hold(self.start, self.end));
-            inner.pinned.fetch_sub(self.bytes, Relaxed);
         }
     }
 }

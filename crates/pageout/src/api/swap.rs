@@ -10,7 +10,6 @@ use super::{Bytes, Error, Region};
 use crate::engine::{Engine, Swapin};
 use crate::stats::Stats;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::string::String;
 use std::sync::mpsc::{channel, sync_channel, Sender};
 use std::sync::Arc;
@@ -215,7 +214,6 @@ impl Builder {
                     first: Some(First { requests, thread }),
                     stats,
                     memory: self.memory,
-                    pinned: AtomicU64::new(0),
                     process: Process::this(),
                     presence: None,
                     _descriptors: descriptors,
@@ -242,8 +240,6 @@ pub(super) struct Inner {
     first: Option<First>,
     stats: Arc<Stats>,
     memory: Bytes,
-    /// Bytes that are pinned.
-    pub(super) pinned: AtomicU64,
     /// Whose threads they are: a fork's child has none.
     process: Process,
     /// With inline delivery; ends before the engine does.
@@ -314,15 +310,9 @@ impl Inner {
         self.memory.0 as usize
     }
 
-    /// Counts what is to be pinned, if it fits.
-    pub(super) fn reserve_pins(&self, bytes: u64) -> Result<(), Error> {
-        let most = self.memory.0 / 2;
-        self.pinned
-            .fetch_update(Relaxed, Relaxed, |pinned| {
-                pinned.checked_add(bytes).filter(|together| *together <= most)
-            })
-            .map(|_| ())
-            .map_err(|pinned| Error::Pin { asked: Bytes(bytes), pinned: Bytes(pinned), most: Bytes(most) })
+    /// So many bytes may be pinned.
+    pub(super) fn most_pinned(&self) -> u64 {
+        self.memory.0 / 2
     }
 }
 
@@ -358,7 +348,7 @@ fn join(thread: JoinHandle<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicBool;
+    use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     #[test]
     fn a_child_waits_for_no_thread_of_its_parent() {

@@ -230,9 +230,13 @@ fn open_proc(name: &'static str, path: &core::ffi::CStr) -> Result<OwnedFd, Linu
 impl Linux {
     /// Opens what the engine needs. [`Linux::set_probe`] comes before anything is looked at by it.
     ///
+    /// # Safety
+    /// Its methods take addresses as numbers, and move, fill and drop what is there: whoever has it, or an engine on it, may only
+    /// be given such as are his to manage.
+    ///
     /// # Errors
     /// See [`LinuxError`].
-    pub fn open() -> Result<Self, LinuxError> {
+    pub unsafe fn open() -> Result<Self, LinuxError> {
         let uffd = Uffd::open(NEEDED, true).map_err(LinuxError::Userfaultfd)?;
         Self::with(uffd, open_proc("pagemap", c"/proc/self/pagemap")?)
     }
@@ -252,7 +256,7 @@ impl Linux {
     /// See [`LinuxError`].
     ///
     /// # Safety
-    /// They are what it gave.
+    /// They are what it gave, and as for [`Linux::open`].
     pub unsafe fn with_inline([uffd, pagemap]: [OwnedFd; 2]) -> Result<Self, LinuxError> {
         // SAFETY: by contract.
         Self::with(unsafe { Uffd::from_fd(uffd) }, pagemap)
@@ -784,7 +788,8 @@ mod tests {
 
     #[test]
     fn what_was_moved_counts_whatever_the_answer_was() {
-        let Ok(kernel) = Linux::open() else {
+        // SAFETY: gets addresses of our own mappings only.
+        let Ok(kernel) = (unsafe { Linux::open() }) else {
             println!("skipped: no userfaultfd");
             return;
         };
@@ -814,7 +819,8 @@ mod tests {
 
     #[test]
     fn what_is_registered_is_told_from_what_is_not() {
-        let Ok(mut kernel) = Linux::open() else {
+        // SAFETY: gets addresses of our own mappings only.
+        let Ok(mut kernel) = (unsafe { Linux::open() }) else {
             println!("skipped: no userfaultfd");
             return;
         };
@@ -867,7 +873,8 @@ mod tests {
 
     #[test]
     fn a_huge_page_and_a_hole() {
-        let Ok(kernel) = Linux::open() else {
+        // SAFETY: gets addresses of our own mappings only.
+        let Ok(kernel) = (unsafe { Linux::open() }) else {
             println!("skipped: no userfaultfd");
             return;
         };

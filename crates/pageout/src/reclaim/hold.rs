@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::kernel::Kernel;
 use crate::page::Tag;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::sync::atomic::Ordering::Relaxed;
 use core::ops::Range;
 
 /// How often the same memory can be held at once.
@@ -40,8 +41,16 @@ impl<K: Kernel> Engine<K> {
                 return false;
             }
             unit.held += 1;
+            if unit.held == 1 {
+                self.held.fetch_add(1, Relaxed);
+            }
         }
         true
+    }
+
+    /// Bytes that are held, however often.
+    pub fn held_bytes(&self) -> u64 {
+        (self.held.load(Relaxed) * UNIT) as u64
     }
 
     /// Ends one [`Engine::hold`] of the same range.
@@ -50,6 +59,9 @@ impl<K: Kernel> Engine<K> {
             let mut block = self.space.block_or_new(block_start).lock();
             let unit = block.unit_mut(first).expect("unit that is held");
             unit.held = unit.held.checked_sub(1).expect("as many releases as holds");
+            if unit.held == 0 {
+                self.held.fetch_sub(1, Relaxed);
+            }
             if block.is_held(first) {
                 continue;
             }
