@@ -133,6 +133,24 @@ fn move_stops_at_a_hole_unless_allowed() {
     assert_eq!(unsafe { uffd.zeropage(pages.page(1), PAGE, true) }, Ok(()));
 }
 
+/// Nothing moves, and what is refused tells whose a page is.
+#[test]
+fn a_move_to_itself_tells_with_whom_a_page_is_registered() {
+    let (Some(uffd), Some(other)) = (context(Features::MOVE), context(Features::MOVE)) else { return };
+    let pages = Pages::registered(2, &uffd, RegisterMode::MISSING);
+    // SAFETY: a page is moved to where it is.
+    let ask = |uffd: &Uffd, at| unsafe { uffd.move_pages(at, at, PAGE, MoveMode::empty()) };
+    // SAFETY: see above.
+    unsafe { uffd.zeropage(pages.page(0), PAGE, true).unwrap() };
+    assert_eq!(ask(&uffd, pages.page(0)), failed(NOTHING_DONE, Errno::EXIST), "it is there");
+    assert_eq!(ask(&uffd, pages.page(1)), failed(NOTHING_DONE, Errno::NOENT), "it is missing");
+    for page in [0, 1] {
+        assert_eq!(ask(&other, pages.page(page)), failed(NOTHING_DONE, Errno::INVAL), "another's");
+    }
+    let elsewhere = Pages::new(1);
+    assert_eq!(ask(&uffd, elsewhere.at), failed(NOTHING_DONE, Errno::INVAL), "nobody's");
+}
+
 #[test]
 fn zeropage_gives_zeros_once() {
     let Some(uffd) = context(Features::empty()) else { return };

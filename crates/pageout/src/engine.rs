@@ -271,8 +271,7 @@ impl<K: Kernel> Engine<K> {
         start: usize,
         end: usize,
     ) -> Result<(), Errno> {
-        let mut unmapped = Regions::default();
-        let mut asked = (start, start);
+        let (mut unmapped, mut asked) = (Regions::default(), Regions::default());
         loop {
             // An event about an older mapping of the same addresses would take the new one for gone.
             self.read_all(regions, |event| match event {
@@ -280,11 +279,14 @@ impl<K: Kernel> Engine<K> {
                 Event::Unmap { start, end } => unmapped.insert(Region { start, end }),
                 Event::Remap { .. } | Event::Fault(_) => {}
             });
-            unmapped.within(asked.0, asked.1).for_each(|part| self.is_new(part.start, part.end));
+            for part in asked.iter() {
+                unmapped.within(part.start, part.end).for_each(|part| self.is_new(part.start, part.end));
+            }
+            (unmapped, asked) = (Regions::default(), Regions::default());
             if register(regions)? {
                 match self.take_up(regions, discarded, start, end) {
                     Ok(()) => return Ok(()),
-                    Err(part) => (asked, unmapped) = (part, Regions::default()),
+                    Err(parts) => asked = parts,
                 }
             }
         }
@@ -364,26 +366,32 @@ impl<K: Kernel> Engine<K> {
     /// left.
     ///
     /// # Errors
-    /// A mapping is changing; its event comes first. The part of which was asked whose it is: what has come there since may
-    /// be registered by that.
+    /// A mapping is changing; its event comes first. The parts of which was asked whose they are: if they go by that event, what
+    /// has come there may be registered by the question. Not what was Gone before: it may have been refused once more.
     fn take_up(
         &self,
         regions: &mut Regions,
         discarded: &Regions,
         start: usize,
         end: usize,
-    ) -> Result<(), (usize, usize)> {
+    ) -> Result<(), Regions> {
         let mut at = start;
         while let Some((from, to)) = self.kernel.next_registered(at, end) {
             // Else that may not be so, and what is new would be registered and taken for what is Gone.
             if self.kernel.event_pending() {
-                return Err((from, from));
+                return Err(Regions::default());
             }
             // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
             // what is ours already changes nothing.
             let is_ours = self.kernel.register(from, to - from).is_ok();
             if self.kernel.event_pending() {
-                return Err((from, to));
+                let mut asked = Regions::default();
+                asked.insert(Region { start: from, end: to });
+                self.space.each_gone(from, to, |_, block_start, index| {
+                    let page = block_start + index * PAGE;
+                    asked.remove(page, page + PAGE);
+                });
+                return Err(asked);
             }
             if is_ours {
                 self.take_up_mapping(regions, discarded, from, to);
@@ -391,7 +399,7 @@ impl<K: Kernel> Engine<K> {
             at = to;
         }
         if self.kernel.event_pending() {
-            return Err((end, end));
+            return Err(Regions::default());
         }
         Ok(())
     }

@@ -104,6 +104,31 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
     }
 }
 
+fn refuse(world: &World) {
+    world.program.lock().unwrap().start_refused_munmap(&world.engine.kernel, 1, (0, 64));
+}
+
+#[test]
+fn an_unmapping_is_refused_again_while_memory_is_taken_up() {
+    for call in 0..12 {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        write_and_evict(&world, 0, 64);
+        refuse(&world);
+        world.settle();
+        *world.at_call.lock().unwrap() = Some((
+            call,
+            Box::new(|world| {
+                refuse(world);
+                *world.at_call.lock().unwrap() = Some((0, returns(1)));
+            }),
+        ));
+        world.adopt();
+        // Lost, and not zeros.
+        end(&world);
+    }
+}
+
 #[test]
 fn a_hole_is_mapped_while_it_is_taken_up() {
     for call in 0..8 {
