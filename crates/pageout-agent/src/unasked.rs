@@ -21,8 +21,9 @@ pub struct Unasked {
 impl Unasked {
     /// As the program was born: what it was before, or its parent, may have been kept from them.
     pub fn new(settings: &Settings) -> Self {
-        let kept_back = state() == Some(KEPT_BACK);
-        let is_ours = state() == Some(0) || kept_back && settings.flags & ASKED_HUGE_ONLY == 0;
+        let state = state();
+        let kept_back = state == Some(KEPT_BACK);
+        let is_ours = state == Some(0) || kept_back && settings.flags & ASKED_HUGE_ONLY == 0;
         Self { is_ours, kept_back }
     }
 

@@ -59,11 +59,9 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         Some(number) => (number, 1e-3),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),
     };
-    match number.parse::<f64>() {
-        Ok(value) => Duration::try_from_secs_f64(value * scale).ok(),
-        Err(_) => None,
-    }
-    .ok_or_else(|| format!("{text}: not a time; write seconds, as 90, 1.5s or 250ms"))
+    let value = number.parse::<f64>().ok();
+    let time = value.and_then(|value| Duration::try_from_secs_f64(value * scale).ok());
+    time.ok_or_else(|| format!("{text}: not a time; write seconds, as 90, 1.5s or 250ms"))
 }
 
 #[cfg(test)]

@@ -119,12 +119,11 @@ unsafe fn open(
 unsafe fn build(mut builder: Builder, devices: *const *const c_char, count: usize) -> Result<Swap, String> {
     for n in 0..count {
         // SAFETY: by contract.
-        let device = unsafe { devices.as_ref().map_or(ptr::null(), |_| *devices.add(n)) };
-        if device.is_null() {
+        if devices.is_null() || unsafe { *devices.add(n) }.is_null() {
             return Err("a device: NULL; give as many as count says".into());
         }
         // SAFETY: by contract.
-        let spec = unsafe { CStr::from_ptr(device) };
+        let spec = unsafe { CStr::from_ptr(*devices.add(n)) };
         builder = builder.device(spec.to_str().map_err(|_| "a device: not UTF-8; rename the file")?);
     }
     builder.build().map_err(|error| error.to_string())

@@ -181,12 +181,8 @@ impl Drop for Device {
     fn drop(&mut self) {
         let Some(held) = self.held else { return };
         // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
-        let zero = |range| device::zero(&self.file, range, self.has_holes).map_err(io::Error::from);
-        let emptied = match self.header {
-            true => zero(PAGE..held),
-            false => zero(0..held).or_else(|_| self.file.set_len(0)).and_then(|()| self.file.set_len(held)),
-        };
-        if let Err(error) = emptied {
+        let first = if self.header { PAGE } else { 0 };
+        if let Err(error) = device::empty(&self.file, first..held, self.has_holes).map_err(io::Error::from) {
             say::warning(format_args!(
                 "{}: not emptied: {}; it holds what was the program's memory, overwrite it",
                 self.name,

@@ -352,7 +352,10 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn read_all(&self, regions: &mut Regions, mut each: impl FnMut(Event)) {
         let mut backoff = crate::sync::Backoff::new();
         while self.kernel.event_pending() {
-            let read = self.read_and_hear(regions, &mut each);
+            let (read, heard) = self.read_and_hear(regions, &mut each);
+            if heard {
+                self.calls.ring();
+            }
             // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
             // caller come before it.
             if read == 0 {
@@ -597,11 +600,14 @@ impl<K: Kernel> Engine<K> {
 
     /// Reads and applies what is pending; faults that turn up wait for a server. From any thread that holds no lock.
     pub fn pump(&self) {
-        self.read_and_hear(&mut self.events.write(), |_| ());
+        let (_, heard) = self.read_and_hear(&mut self.events.write(), |_| ());
+        if heard {
+            self.calls.ring();
+        }
     }
 
-    /// The same for who answers no faults.
-    fn read_and_hear(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
+    /// As [`Engine::read_and_apply`]; faults wait for a server. Whether there were some: who answers none calls one.
+    pub(crate) fn read_and_hear(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> (usize, bool) {
         let since = Some(self.unmappings.load(Relaxed));
         let mut heard = false;
         let read = self.read_and_apply(regions, |event| {
@@ -611,10 +617,7 @@ impl<K: Kernel> Engine<K> {
             }
             each(event);
         });
-        if heard {
-            self.calls.ring();
-        }
-        read
+        (read, heard)
     }
 
     /// Returns when the events that were read before the call are applied. Takes no lock; any thread, with any lock but that

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::page::Tag;
 use crate::reclaim::HOLDS_MAX;
 use crate::space::{page_start, BLOCK, PAGE, UNIT};
+use crate::sync::Wait;
 use core::fmt;
 use core::ops::Range;
 use rustix::io::Errno;
@@ -273,7 +274,7 @@ impl Region {
     fn bring_in_inline(&self, mut start: usize, end: usize) -> Result<(), Error> {
         let mut refusal = Ok(());
         // What has been discarded is known once the event of it, which was read before the call came back, is applied.
-        self.area.inner.quietly(|engine| drop(engine.events.read()));
+        self.area.inner.quietly(|engine| engine.catch_up(Wait::Asleep));
         while start < end && refusal.is_ok() {
             refusal = self.area.inner.quietly(|engine| {
                 let is_out = |at: &usize| engine.tag(*at) != Tag::Resident;

@@ -187,14 +187,9 @@ impl FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        let Some((room, has_holes)) = self.emptied.take() else { return };
-        let cut = || self.set_size(0).and_then(|()| self.set_size(room.end));
-        let _ = match room.start {
-            // One that was empty has grown since.
-            0 if has_holes || room.is_empty() => cut(),
-            0 => open::zero(&self.fd, room.clone(), false).or_else(|_| cut()),
-            _ => open::zero(&self.fd, room, has_holes),
-        };
+        if let Some((room, has_holes)) = self.emptied.take() {
+            let _ = open::empty(&self.fd, room, has_holes);
+        }
     }
 }
 

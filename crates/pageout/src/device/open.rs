@@ -186,18 +186,21 @@ pub fn is_read_only(disk: impl AsFd) -> bool {
     read_only.is_ok_and(|read_only| read_only != 0)
 }
 
-/// Has a range of a file read as zeros, so that nothing of what was written there is left. Holes, if it has any, stay such: zeros
-/// would take room that it had not. Else it keeps its room, where the file system can (tmpfs cannot).
-pub fn zero(file: impl AsFd, range: Range<u64>, has_holes: bool) -> Result<(), Errno> {
-    if range.is_empty() {
-        return Ok(());
-    }
+/// Has the room of a file read as zeros, so that nothing of what was written there is left, and end with it if the file is nothing
+/// else. Holes, if it has any, stay such: zeros would take room that it had not. Else it keeps its room, where the file system can
+/// (tmpfs cannot).
+pub fn empty(file: impl AsFd, room: Range<u64>, has_holes: bool) -> Result<(), Errno> {
     let file = file.as_fd();
-    let be =
-        |mode| fs::fallocate(file, mode | FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
-    match has_holes {
+    let len = room.end.saturating_sub(room.start);
+    let be = |mode| fs::fallocate(file, mode | FallocateFlags::KEEP_SIZE, room.start, len);
+    let emptied = match has_holes {
+        _ if len == 0 => Ok(()),
         true => be(FallocateFlags::PUNCH_HOLE),
         false => be(FallocateFlags::ZERO_RANGE).or_else(|_| be(FallocateFlags::PUNCH_HOLE)),
+    };
+    match room.start {
+        0 => emptied.or_else(|_| fs::ftruncate(file, 0)).and_then(|()| fs::ftruncate(file, room.end)),
+        _ => emptied,
     }
 }
 

@@ -16,7 +16,7 @@ pub mod trial;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
-use crate::kernel::{Event, Fault, Kernel};
+use crate::kernel::{Fault, Kernel};
 use crate::page::Tag;
 use crate::space::{
     page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
@@ -335,13 +335,7 @@ impl Server {
         if self.inline {
             return;
         }
-        let mut regions = engine.events.write();
-        let since = Some(engine.unmappings.load(Relaxed));
-        engine.read_and_apply(&mut regions, |event| {
-            if let Event::Fault(fault) = event {
-                engine.hear(fault, since);
-            }
-        });
+        engine.read_and_hear(&mut engine.events.write(), |_| ());
     }
 
     /// Answers one fault. `false`: only one that is not [`inline`] can.
