@@ -88,15 +88,22 @@ fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The same for a call by which memory may grow, of which nothing tells: if it was `done`.
+/// The same for a call by which memory may grow, of which nothing tells: if it was `done`. Nor does a fork come into it: its child
+/// would have what was unmapped where memory has grown to.
 pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
-    one_at_a_time(|| {
-        GROWING.fetch_add(1, Ordering::SeqCst);
-        let done = work();
-        GROWN.fetch_add(is_done(&done).into(), Ordering::SeqCst);
-        GROWING.fetch_sub(1, Ordering::SeqCst);
-        done
-    })
+    let counted = || {
+        one_at_a_time(|| {
+            GROWING.fetch_add(1, Ordering::SeqCst);
+            let done = work();
+            GROWN.fetch_add(is_done(&done).into(), Ordering::SeqCst);
+            GROWING.fetch_sub(1, Ordering::SeqCst);
+            done
+        })
+    };
+    if exit::is_alone() || !memory::is_home() || wrap::is_filtered() {
+        return counted();
+    }
+    fork::undivided(counted)
 }
 
 /// As the system call, for what would be one mapping.

@@ -38,6 +38,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
     Trap::new(
+        "fork-grown-over",
+        "forks while a thread has memory grow over what another is unmapping",
+        fork_grown_over,
+    )
+    .may_log(),
+    Trap::new(
         "fork-mapped-over",
         "forks while threads map over memory of theirs that is out",
         fork_mapped_over,
@@ -665,13 +671,27 @@ fn fork_mapped_over(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// Memory that is mapped where other memory has just been is empty, though who unmapped that is still about it.
 fn fork_newcomer(ctx: &Ctx) -> Outcome {
+    let anew = |place: Span| {
+        sys::map_at(place.start, place.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE).map(|_| ())
+    };
+    fork_while_replaced(ctx, anew)
+}
+
+fn fork_grown_over(ctx: &Ctx) -> Outcome {
+    // By what is mapped before it.
+    let grown =
+        |place: Span| sys::remap(Span::new(place.start - PAGE, PAGE), PAGE + place.len, 0, 0).map(|_| ());
+    fork_while_replaced(ctx, grown)
+}
+
+/// Memory that `comes` where other memory has just been is empty, though who unmapped that is still about it.
+fn fork_while_replaced(ctx: &Ctx, comes: impl Fn(Span) -> Result<(), Stop> + Sync) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 64;
     let (turn, mapped) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (begins, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let place = |turn: usize| field.part(turn * piece, piece);
+    let place = |turn: usize| field.part((1 + turn) * piece, piece);
     std::thread::scope(|scope| {
         let unmaps = scope.spawn(|| -> Outcome {
             let mut done = 0;
@@ -687,12 +707,9 @@ fn fork_newcomer(ctx: &Ctx) -> Outcome {
         let maps = scope.spawn(|| -> Outcome {
             let mut done = 0;
             while !stop.load(Ordering::Relaxed) {
-                if begins.load(Ordering::SeqCst) > done {
-                    let how = sys::ANON | libc::MAP_FIXED_NOREPLACE;
-                    if sys::map_at(place(done).start, piece, sys::RW, how).is_ok() {
-                        done += 1;
-                        mapped.store(done, Ordering::SeqCst);
-                    }
+                if begins.load(Ordering::SeqCst) > done && comes(place(done)).is_ok() {
+                    done += 1;
+                    mapped.store(done, Ordering::SeqCst);
                 }
             }
             Ok(())
@@ -716,7 +733,7 @@ fn fork_newcomer(ctx: &Ctx) -> Outcome {
         stop.store(true, Ordering::Relaxed);
         [unmaps, maps].into_iter().try_for_each(|thread| thread.join().expect("no panic")).and(done)
     })?;
-    field.part(32 * piece, 32 * piece).check(1)
+    field.part(33 * piece, 31 * piece).check(1)
 }
 
 /// What grew in place is registered with what it grew from, and found later.

@@ -343,6 +343,7 @@ impl World {
     /// A fork: the child's world, and the slots that its engine inherits. The engine of this one stands still only meanwhile, and
     /// other threads of the program may go on a little before the clone and after it. No child: nobody knows what it has.
     pub fn fork(&self) -> (Option<Arc<Self>>, Vec<SlotRun>) {
+        self.program.lock().unwrap().forking = true;
         self.engine.stand_still(true);
         let (mut heirlooms, mut slots) = (Vec::new(), Vec::new());
         let take = |heirloom| {
@@ -373,6 +374,7 @@ impl World {
         let changes = self.engine.cloned(&mut regions);
         drop(regions);
         self.engine.stand_still(false);
+        self.program.lock().unwrap().forking = false;
         let in_child = |at: usize| at.wrapping_add(offset);
         let mut parents = Regions::default();
         areas.iter().for_each(|area| parents.insert(*area));

@@ -150,6 +150,8 @@ pub struct Program {
     pub done: u64,
     /// No new work is begun.
     pub ending: bool,
+    /// A fork is under way.
+    pub forking: bool,
     /// Zeros are written too.
     pub zeros: bool,
     base: usize,
@@ -167,6 +169,7 @@ impl Program {
             tokens: 0,
             done: 0,
             ending: false,
+            forking: false,
             zeros: true,
             base,
             log: VecDeque::new(),
@@ -443,6 +446,11 @@ impl Program {
             || !self.threads.iter().any(|doing| matches!(doing, Doing::Call { then: Then::Moved { .. }, .. }))
     }
 
+    /// May memory grow now? Libc's waits for a fork.
+    fn may_grow(&self) -> bool {
+        self.habits.bare || !self.forking
+    }
+
     /// Memory grows by pages, in a mapping that has others before them.
     fn grown(&mut self, (first, n): (usize, usize)) {
         if n == 0 {
@@ -456,7 +464,7 @@ impl Program {
 
     /// A mapping grows in place: as a rule over what was just cut off.
     fn grow(&mut self, kernel: &Simulated) {
-        if !self.has_turn() {
+        if !self.has_turn() || !self.may_grow() {
             return;
         }
         let Some((first, n)) = self.range(true) else { return };
@@ -480,7 +488,7 @@ impl Program {
             return;
         }
         let Some((from, mut n)) = self.range(false) else { return };
-        let grows = self.habits.grow > 0 && self.random.one_in(3);
+        let grows = self.habits.grow > 0 && self.may_grow() && self.random.one_in(3);
         let grown = if grows { self.random.below(40) } else { 0 };
         let mapped = |value: &Value| value.mapped && value.writable;
         if !self.all((from, n), mapped) || n + grown > self.values.len() {
