@@ -154,7 +154,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Did something come back a moment ago because it found no place, and has none come free since? Then what has none is not
-    /// tried for a while; what has one, only by an evictor.
+    /// tried for a while; what has one, only by an evictor, or far over the limit.
     pub(crate) fn is_stuck(&self) -> bool {
         self.kernel.now() < self.stuck_until.load(Relaxed) && !self.place.has_some()
     }
@@ -410,12 +410,15 @@ impl<K: Kernel> Engine<K> {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             self.stalls();
-            if !self.is_stuck() {
+            let stuck = self.is_stuck();
+            // What has its place can go then; on a busy machine an evictor alone may be far behind.
+            let helps = || self.is_far_over() && !self.few_have_places(self.budget.load(Relaxed));
+            if !stuck || helps() {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {
                     return;
                 }
                 // Nothing small can go. Huge frames that wait, or a huge page, give their memory first.
-                if self.frames.huge_ready() == 0 {
+                if !stuck && self.frames.huge_ready() == 0 {
                     self.evict_directly(out, MOST);
                 }
             }
