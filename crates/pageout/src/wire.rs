@@ -51,9 +51,9 @@ pub const VERSION: u64 = 10;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
-pub const CLUSTER_SLOTS: u64 = 512;
+pub const CLUSTER_SLOTS: u64 = crate::slot::CLUSTER_SLOTS as u64;
 /// The most clusters in a trunk: 64 MiB.
-pub const TRUNK_CLUSTERS: u64 = 32;
+pub const TRUNK_CLUSTERS: u64 = crate::slot::TRUNK_CLUSTERS as u64;
 /// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
 

@@ -91,7 +91,7 @@ impl Spec {
             match (name, value) {
                 ("size", Some(value)) => match value.parse() {
                     Ok(size) => spec.size = Some(size),
-                    Err(_) => return Err(format!("size={value}: takes a size like 8G, less than 16E")),
+                    Err(_) => return Err(format!("size={value}: takes a size like 8G, with K, M, G, T or P")),
                 },
                 ("pri", Some(value)) => match value.parse() {
                     Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(says(",size=1G"), takes);
         assert_eq!(says("mem,fast"), format!("fast: {takes}"));
         assert_eq!(says("mem,discard=1"), format!("discard=1: {takes}"));
-        assert_eq!(says("a,size=x"), "size=x: takes a size like 8G, less than 16E");
+        assert_eq!(says("a,size=x"), "size=x: takes a size like 8G, with K, M, G, T or P");
         assert_eq!(says("lz4,size=1G"), "no memory is compressed yet; name a file of that name as ./lz4");
         assert_eq!(says("a,size=1G,pri=1,size=2G"), "size is given twice; give it once");
         assert_eq!(says("a,pri=99999"), "pri=99999: takes a number from -1 to 32767");
