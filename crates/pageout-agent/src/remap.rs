@@ -126,6 +126,10 @@ pub unsafe fn remap(
         // It would move a part and say that it moved nothing.
         return Err(Errno::FAULT);
     }
+    if flags & DONTUNMAP != 0 {
+        // Both places are marked alike then: a fork's child could not tell whether it was done.
+        return fork::undivided(direct);
+    }
     if flags & !(MAYMOVE | FIXED) != 0 {
         return direct();
     }

@@ -37,6 +37,10 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
+    Trap::new("fork-guards", "forks while threads put up guard pages over what is out", fork_guards)
+        .may_log(),
+    Trap::new("fork-dontunmap", "forks while threads move memory by MREMAP_DONTUNMAP", fork_dontunmap)
+        .may_log(),
     Trap::new(
         "fork-grown-over",
         "forks while a thread has memory grow over what another is unmapping",
@@ -676,6 +680,61 @@ fn fork_newcomer(ctx: &Ctx) -> Outcome {
         sys::map_at(place.start, place.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE).map(|_| ())
     };
     fork_while_replaced(ctx, anew)
+}
+
+/// One thread forks children that end at once, while three others do the `work` on an eighth of the memory each, again and again.
+fn forks_beside(ctx: &Ctx, work: impl Fn(Span) -> Outcome + Sync) -> Outcome {
+    const THREADS: usize = 3;
+    let (deadline, ends) = (Instant::now() + 6 * ctx.time, AtomicBool::new(false));
+    together(THREADS + 1, |me| {
+        if me < THREADS {
+            let part = sys::map(ctx.half() / 4)?;
+            while !ends.load(Ordering::Relaxed) {
+                part.fill(1);
+                work(part)?;
+            }
+            return Ok(());
+        }
+        let forks = || -> Outcome {
+            while Instant::now() < deadline {
+                sys::wait_for(sys::fork(|| Ok(()))?, 0)?;
+            }
+            Ok(())
+        };
+        let done = forks();
+        ends.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
+/// The kernel has given up what is below a guard before it tells of that.
+fn fork_guards(ctx: &Ctx) -> Outcome {
+    const MADV_GUARD_INSTALL: c_int = 102;
+    const MADV_GUARD_REMOVE: c_int = 103;
+    let page = sys::map(PAGE)?;
+    if sys::advise(page, MADV_GUARD_INSTALL).is_err() {
+        return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
+    }
+    forks_beside(ctx, |part| {
+        part.pieces(16 * PAGE).try_for_each(|piece| {
+            sys::advise(piece, MADV_GUARD_INSTALL)?;
+            sys::advise(piece, MADV_GUARD_REMOVE)?;
+            piece.check_zero()
+        })
+    })
+}
+
+fn fork_dontunmap(ctx: &Ctx) -> Outcome {
+    forks_beside(ctx, |part| {
+        part.pieces(64 * PAGE).try_for_each(|piece| {
+            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+            // Of several mappings it is refused.
+            let Ok(moved) = sys::remap(piece, piece.len, how, 0) else { return piece.check(1) };
+            piece.page(0).check_zero()?;
+            moved.check_as(piece.start, 1)?;
+            sys::unmap(moved)
+        })
+    })
 }
 
 fn fork_grown_over(ctx: &Ctx) -> Outcome {

@@ -91,7 +91,9 @@ impl Spec {
             match (name, value) {
                 ("size", Some(value)) => match value.parse() {
                     Ok(size) => spec.size = Some(size),
-                    Err(_) => return Err(format!("size={value}: takes a size like 8G, with K, M, G, T or P")),
+                    Err(_) => {
+                        return Err(format!("size={value}: takes a size like 8G, with K, M, G, T or P"))
+                    }
                 },
                 ("pri", Some(value)) => match value.parse() {
                     Ok(priority) if (-1..=32767).contains(&priority) => spec.priority = Some(priority),

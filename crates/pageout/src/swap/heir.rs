@@ -258,8 +258,17 @@ impl<K: Kernel> Engine<K> {
             let index = page % BLOCK / PAGE;
             block.unit_or_new(index, &self.space.spares);
             let mut word = block.word(index);
-            if word.tag() == Tag::Resident && self.take_zeros(page) {
-                word = word.forget();
+            if word.tag() == Tag::Resident {
+                match self.take_zeros(page) {
+                    Ok(true) => word = word.forget(),
+                    // A guard, for which the program has given the page up: no event tells, or one that is still to come.
+                    Err(Errno::FAULT) => {
+                        self.place.put(heirloom.entry, 1);
+                        block.set(index, word.forget());
+                        continue;
+                    }
+                    _ => {}
+                }
             }
             if !word.is_unknown() {
                 return false;
@@ -274,27 +283,27 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    /// Takes away what is mapped at a page. False: it cannot be, or is not zeros.
-    fn take_zeros(&self, page: usize) -> bool {
-        let Some((first, filled)) = self.frames.take_holes() else { return false };
+    /// Takes away what is mapped at a page; whether it was zeros. FAULT: it is a guard (MADV_GUARD_INSTALL).
+    fn take_zeros(&self, page: usize) -> Result<bool, Errno> {
+        let Some((first, filled)) = self.frames.take_holes() else { return Ok(false) };
         let mut done = self.take_zeros_by(self.frames.address(first + filled as u32), page);
         self.frames.filled(first, filled);
         if done == Err(Errno::INVAL) {
-            let Some(first) = self.frames.take_executable_holes() else { return false };
+            let Some(first) = self.frames.take_executable_holes() else { return Ok(false) };
             done = self.take_zeros_by(self.frames.address(first), page);
             self.frames.executable_dropped(first);
         }
-        done == Ok(true)
+        done
     }
 
-    /// The same by a hole for that; whether it was zeros.
+    /// The same by a hole for that.
     fn take_zeros_by(&self, frame: usize, page: usize) -> Result<bool, Errno> {
         let mut backoff = crate::sync::Backoff::new();
         let mut tries = 0;
         // Somebody may have it for a moment: khugepaged, or who looks.
         while let Err(Partial { errno, .. }) = self.kernel.move_pages(frame, page, PAGE, false) {
             tries += 1;
-            if errno == Errno::INVAL || tries == MOST_TRIES {
+            if matches!(errno, Errno::INVAL | Errno::FAULT) || tries == MOST_TRIES {
                 return Err(errno);
             }
             backoff.snooze();
