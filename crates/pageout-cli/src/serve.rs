@@ -125,6 +125,8 @@ struct Client {
     id: u64,
     pid: i32,
     name: String,
+    /// It calls itself 1.
+    is_init: bool,
     /// None if it had ended already when it said hello.
     pidfd: Option<PidFd>,
     stats: Mapping,
@@ -151,9 +153,15 @@ impl Client {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
     }
 
+    /// Is it about to end as the init of a PID namespace? All others there, its keeper too, are killed by the kernel then.
+    fn ends_as_init(&self) -> bool {
+        self.is_init && Process::of(self.pid).is_none_or(|process| process.ending)
+    }
+
     /// The memory is that of the process that its keeper, `peer`, calls so.
     fn is_now(&mut self, said: u64, peer: i32) {
         (self.pid, self.name, self.pidfd) = identify(said, peer);
+        self.is_init = said == 1;
     }
 
     /// Says once for each cause why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
@@ -663,7 +671,7 @@ impl Server {
         // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
         // Where a keeper dies the kernel kills its program (`tie` in the agent), or both were killed.
-        if !harmless && connection.bye.is_none() {
+        if !harmless && connection.bye.is_none() && !client.ends_as_init() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
             let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
                 libc::RLIM_INFINITY => String::new(),
@@ -833,6 +841,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Cl
         id,
         pid,
         name,
+        is_init: hello.a == 1,
         pidfd,
         stats,
         seat,

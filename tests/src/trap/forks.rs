@@ -37,6 +37,11 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
+    Trap::new(
+        "fork-init",
+        "a child that is the init of a PID namespace, and ends with memory out",
+        fork_init,
+    ),
     Trap::new("fork-guards", "forks while threads put up guard pages over what is out", fork_guards)
         .may_log(),
     Trap::new("fork-dontunmap", "forks while threads move memory by MREMAP_DONTUNMAP", fork_dontunmap)
@@ -680,6 +685,20 @@ fn fork_newcomer(ctx: &Ctx) -> Outcome {
         sys::map_at(place.start, place.len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE).map(|_| ())
     };
     fork_while_replaced(ctx, anew)
+}
+
+/// The kernel kills all others there before it has ended, its keeper too: nothing to tell of.
+fn fork_init(ctx: &Ctx) -> Outcome {
+    // SAFETY: for children to come only.
+    if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
+        return Err(Stop::Skip("no PID namespace can be made here".into()));
+    }
+    let child = sys::fork(|| {
+        ensure!(std::process::id() == 1, "it is not the init");
+        let (field, _ballast) = ctx.evicted()?;
+        field.check(1)
+    })?;
+    sys::wait_for(child, 0)
 }
 
 /// One thread forks children that end at once, while three others do the `work` on an eighth of the memory each, again and again.
