@@ -10,7 +10,7 @@ use pageout::tree::{divide, most_unlimited, Tree, SEATS, TREE_BYTES};
 use crate::sys::{self, Mapping};
 
 /// Between two divisions of the limit, while it is scarce; while it is not; while there is nobody to share it with.
-const OFTEN: Duration = Duration::from_millis(15);
+const OFTEN: Duration = Duration::from_millis(30);
 const SELDOM: Duration = Duration::from_millis(100);
 const ALONE: Duration = Duration::from_millis(500);
 
