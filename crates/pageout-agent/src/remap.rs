@@ -91,7 +91,7 @@ fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
 /// The same for a call by which memory may grow, of which nothing tells: if it was `done`. Nor does a fork come into it: its child
 /// would have what was unmapped where memory has grown to.
 pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
-    let counted = || {
+    beside_no_fork(|| {
         one_at_a_time(|| {
             GROWING.fetch_add(1, Ordering::SeqCst);
             let done = work();
@@ -99,11 +99,16 @@ pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T 
             GROWING.fetch_sub(1, Ordering::SeqCst);
             done
         })
-    };
+    })
+}
+
+/// Does what another thread's fork is not to come into, where there may be one. As [`one_at_a_time`] it makes no system call of
+/// its own for a lone thread, nor under a filter: there a fork may come into it.
+fn beside_no_fork<T>(work: impl FnOnce() -> T) -> T {
     if exit::is_alone() || !memory::is_home() || wrap::is_filtered() {
-        return counted();
+        return work();
     }
-    fork::undivided(counted)
+    fork::undivided(work)
 }
 
 /// As the system call, for what would be one mapping.
@@ -128,7 +133,7 @@ pub unsafe fn remap(
     }
     if flags & DONTUNMAP != 0 {
         // Both places are marked alike then: a fork's child could not tell whether it was done.
-        return fork::undivided(direct);
+        return beside_no_fork(direct);
     }
     if flags & !(MAYMOVE | FIXED) != 0 {
         return direct();

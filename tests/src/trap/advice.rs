@@ -258,25 +258,23 @@ fn everywhere(ctx: &Ctx) -> Outcome {
 }
 
 fn guard(ctx: &Ctx) -> Outcome {
-    const MADV_GUARD_INSTALL: c_int = 102;
-    const MADV_GUARD_REMOVE: c_int = 103;
     let (field, mut ballast) = ctx.evicted()?;
-    if sys::advise(field.page(1), MADV_GUARD_INSTALL).is_err() {
+    if sys::advise(field.page(1), sys::GUARD_INSTALL).is_err() {
         return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
     }
     let part = 40 << 10;
     let odd = || field.pieces(part).skip(1).step_by(2);
-    odd().try_for_each(|piece| sys::advise(piece, MADV_GUARD_INSTALL))?;
+    odd().try_for_each(|piece| sys::advise(piece, sys::GUARD_INSTALL))?;
     ballast.walk()?;
     for piece in odd().step_by(16) {
         ensure!(!sys::is_readable(piece.start)?, "a guard page at {:#x} can be read", piece.start);
         ensure!(!sys::is_writable(piece.end() - 8)?, "a guard page at {:#x} can be written", piece.end() - 8);
     }
-    sys::advise(field.page(1), MADV_GUARD_REMOVE)?;
+    sys::advise(field.page(1), sys::GUARD_REMOVE)?;
     field.page(1).check_zero()?;
     field.page(1).fill(1);
     field.pieces(part).step_by(2).try_for_each(|piece| piece.check(1))?;
-    odd().try_for_each(|piece| sys::advise(piece, MADV_GUARD_REMOVE))?;
+    odd().try_for_each(|piece| sys::advise(piece, sys::GUARD_REMOVE))?;
     odd().try_for_each(Span::check_zero)?;
     odd().for_each(|piece| piece.fill(2));
     ballast.walk()?;

@@ -728,16 +728,14 @@ fn forks_beside(ctx: &Ctx, work: impl Fn(Span) -> Outcome + Sync) -> Outcome {
 
 /// The kernel has given up what is below a guard before it tells of that.
 fn fork_guards(ctx: &Ctx) -> Outcome {
-    const MADV_GUARD_INSTALL: c_int = 102;
-    const MADV_GUARD_REMOVE: c_int = 103;
     let page = sys::map(PAGE)?;
-    if sys::advise(page, MADV_GUARD_INSTALL).is_err() {
+    if sys::advise(page, sys::GUARD_INSTALL).is_err() {
         return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
     }
     forks_beside(ctx, |part| {
         part.pieces(16 * PAGE).try_for_each(|piece| {
-            sys::advise(piece, MADV_GUARD_INSTALL)?;
-            sys::advise(piece, MADV_GUARD_REMOVE)?;
+            sys::advise(piece, sys::GUARD_INSTALL)?;
+            sys::advise(piece, sys::GUARD_REMOVE)?;
             piece.check_zero()
         })
     })

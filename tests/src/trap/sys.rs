@@ -83,6 +83,10 @@ pub fn protect(span: Span, prot: c_int) -> Outcome {
     ret("mprotect", unsafe { libc::mprotect(span.as_ptr(), span.len, prot) }).map(drop)
 }
 
+/// Advice of Linux 6.13 that libc does not name: guard pages are put up, and taken down.
+pub const GUARD_INSTALL: c_int = 102;
+pub const GUARD_REMOVE: c_int = 103;
+
 pub fn advise(span: Span, advice: c_int) -> Outcome {
     // SAFETY: the trap owns the span and expects what the advice does to its content.
     ret("madvise", unsafe { libc::madvise(span.as_ptr(), span.len, advice) }).map(drop)
