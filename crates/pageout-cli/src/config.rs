@@ -149,6 +149,10 @@ fn parse(path: &Path, text: &str) -> Result<Values> {
         let Some(name) = NAMES.into_iter().find(|known| *known == name) else {
             bail!("{}: {name}: no such setting; there are {}", at(), NAMES.join(", "));
         };
+        // As TOML has it, and the shell.
+        if value.starts_with(['"', '\'']) {
+            bail!("{}: {name} {value}: takes a value without quotes", at());
+        }
         let source = Source::File(path.to_owned(), number, name);
         values.entry(name).or_default().push(Written { text: value.to_owned(), source });
     }
@@ -272,6 +276,7 @@ mod tests {
             "f:1: colour: no such setting; there are memory, swap, swapin, max-order, strict, stats"
         });
         assert_eq!(says("\nmemory"), "f:2: takes lines like memory = 512M");
+        assert_eq!(says("swap = \"mem,size=4G\""), "f:1: swap \"mem,size=4G\": takes a value without quotes");
     }
 
     #[test]

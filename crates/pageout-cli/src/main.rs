@@ -116,6 +116,13 @@ fn one_line(error: &clap::Error) -> String {
     };
     let verb = std::env::args_os().nth(1).and_then(|verb| verb.into_string().ok());
     let verb = verb.filter(|verb| Options::command().find_subcommand(verb).is_some());
-    let help = verb.map_or_else(|| "pageout --help".into(), |verb| format!("pageout {verb} --help"));
-    format!("{}; see {help}", line.strip_prefix("error: ").unwrap_or(&line))
+    let help = match (verb, error.kind()) {
+        (Some(verb), _) => format!("see pageout {verb} --help"),
+        // As with `time` and `nice`, which have no verbs.
+        (None, ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument) => {
+            "a program is run by pageout run [OPTIONS] COMMAND; see pageout --help".into()
+        }
+        (None, _) => "see pageout --help".into(),
+    };
+    format!("{}; {help}", line.strip_prefix("error: ").unwrap_or(&line))
 }

@@ -39,11 +39,14 @@ fn command_lines() {
     refused(&place, &["-q", "-v", "true"], 125, {
         &format!("the argument '--quiet...' cannot be used with '--verbose...'; {see}")
     });
-    let ended = finish(&mut place.pageout(["frob"]));
-    assert_eq!(ended.err, "pageout: unrecognized subcommand 'frob'; see pageout --help\n");
-    let ended = finish(&mut place.pageout([OsStr::from_bytes(b"\xff")]));
-    assert_eq!(ended.err, "pageout: unrecognized subcommand '\u{fffd}'; see pageout --help\n");
-    assert_eq!(ended.status, 125);
+    let see = "a program is run by pageout run [OPTIONS] COMMAND; see pageout --help";
+    let says = |first: &OsStr, line: &str| {
+        let ended = finish(&mut place.pageout([first]));
+        assert_eq!((ended.status, ended.err), (125, format!("pageout: {line}; {see}\n")));
+    };
+    says("frob".as_ref(), "unrecognized subcommand 'frob'");
+    says("--memory=1G".as_ref(), "unexpected argument '--memory' found");
+    says(OsStr::from_bytes(b"\xff"), "unrecognized subcommand '\u{fffd}'");
 }
 
 #[test]

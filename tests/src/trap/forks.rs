@@ -649,17 +649,9 @@ fn fork_handlers(ctx: &Ctx) -> Outcome {
 fn fork_mapped_over(ctx: &Ctx) -> Outcome {
     const THREADS: usize = 4;
     let field = sys::map_aligned(2 * ctx.half(), BLOCK)?;
-    // It took a second or two, when what was mapped over was taken for lost.
-    let (deadline, ends) = (Instant::now() + 6 * ctx.time, AtomicBool::new(false));
     let pieces: Vec<Span> = field.pieces(32 * PAGE).collect();
-    together(THREADS + 1, |me| {
-        if me == THREADS {
-            while Instant::now() < deadline {
-                sys::wait_for(sys::fork(|| Ok(()))?, 0)?;
-            }
-            ends.store(true, Ordering::Relaxed);
-            return Ok(());
-        }
+    // It took a second or two, when what was mapped over was taken for lost.
+    work_beside_forks(ctx, THREADS, |me, ends| {
         let mut dice = Dice::new(me);
         let mut written = vec![false; pieces.len()];
         while !ends.load(Ordering::Relaxed) {
@@ -701,28 +693,38 @@ fn fork_init(ctx: &Ctx) -> Outcome {
     sys::wait_for(child, 0)
 }
 
-/// One thread forks children that end at once, while three others do the `work` on an eighth of the memory each, again and again.
-fn forks_beside(ctx: &Ctx, work: impl Fn(Span) -> Outcome + Sync) -> Outcome {
-    const THREADS: usize = 3;
+/// One thread forks children that end at once, while `threads` others `work`, each by its number, until that ends.
+fn work_beside_forks(
+    ctx: &Ctx,
+    threads: usize,
+    work: impl Fn(usize, &AtomicBool) -> Outcome + Sync,
+) -> Outcome {
     let (deadline, ends) = (Instant::now() + 6 * ctx.time, AtomicBool::new(false));
-    together(THREADS + 1, |me| {
-        if me < THREADS {
-            let part = sys::map(ctx.half() / 4)?;
-            while !ends.load(Ordering::Relaxed) {
-                part.fill(1);
-                work(part)?;
-            }
-            return Ok(());
+    let forks = || -> Outcome {
+        while Instant::now() < deadline {
+            sys::wait_for(sys::fork(|| Ok(()))?, 0)?;
         }
-        let forks = || -> Outcome {
-            while Instant::now() < deadline {
-                sys::wait_for(sys::fork(|| Ok(()))?, 0)?;
-            }
-            Ok(())
-        };
+        Ok(())
+    };
+    together(threads + 1, |me| {
+        if me < threads {
+            return work(me, &ends);
+        }
         let done = forks();
         ends.store(true, Ordering::Relaxed);
         done
+    })
+}
+
+/// The same with three others, each with an eighth of the memory of its own that it fills before each time.
+fn fill_beside_forks(ctx: &Ctx, work: impl Fn(Span) -> Outcome + Sync) -> Outcome {
+    work_beside_forks(ctx, 3, |_, ends| {
+        let part = sys::map(ctx.half() / 4)?;
+        while !ends.load(Ordering::Relaxed) {
+            part.fill(1);
+            work(part)?;
+        }
+        Ok(())
     })
 }
 
@@ -732,7 +734,7 @@ fn fork_guards(ctx: &Ctx) -> Outcome {
     if sys::advise(page, sys::GUARD_INSTALL).is_err() {
         return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
     }
-    forks_beside(ctx, |part| {
+    fill_beside_forks(ctx, |part| {
         part.pieces(16 * PAGE).try_for_each(|piece| {
             sys::advise(piece, sys::GUARD_INSTALL)?;
             sys::advise(piece, sys::GUARD_REMOVE)?;
@@ -742,7 +744,7 @@ fn fork_guards(ctx: &Ctx) -> Outcome {
 }
 
 fn fork_dontunmap(ctx: &Ctx) -> Outcome {
-    forks_beside(ctx, |part| {
+    fill_beside_forks(ctx, |part| {
         part.pieces(64 * PAGE).try_for_each(|piece| {
             let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
             // Of several mappings it is refused.
