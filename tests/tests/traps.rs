@@ -72,6 +72,9 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
+    for how in ["shared", "private"] {
+        trials.push(Trial::test(format!("limit-files-{how}"), move || settings.files_leave(how)));
+    }
     trials.push(Trial::test("limit-host", move || settings.host_limit()));
     for count in [2, 24] {
         trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
@@ -373,6 +376,33 @@ impl Settings {
         let mut arguments = self.arguments("touch", self.touch_size);
         arguments.extend(["--threads".into(), threads.to_string(), how.into()]);
         self.keeps_to_limit(&format!("limit-{how}-{threads}"), arguments, threads)
+    }
+
+    /// What was read of a file leaves, and nothing of the program's own for it.
+    fn files_leave(&self, how: &str) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        let (size, limit) = (self.touch_size, self.touch_size / 4);
+        let mut arguments = self.arguments("scan", size);
+        arguments.push(how.into());
+        let run = self.under_pageout(limit, &arguments)?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        let [files, own] = counters(&run.stats, ["pgsteal_file", "pswpout"])?;
+        if files == 0 {
+            eprintln!("limit-files-{how}: skipped: the directory of the tests is in memory");
+            return Ok(());
+        }
+        let resident = done.stdout.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok());
+        let resident = resident.ok_or_else(|| format!("said {:?}", done.stdout))? << 10;
+        eprintln!(
+            "limit-files-{how}: {} of {} resident, {files} pages of files left, {own} others",
+            in_mib(resident),
+            in_mib(limit)
+        );
+        if resident > limit + limit / 16 || own > (size / 16 / 4096) as u64 {
+            return Err(format!("{} resident, and {own} pages went out", in_mib(resident)).into());
+        }
+        Ok(())
     }
 
     /// Also one that does nothing itself: another process has its memory, too, and takes more.

@@ -2,6 +2,7 @@
 //! run, and is found by the program's threads; what it does then is its [`Life`].
 
 use crate::code::Code;
+use crate::files::Files;
 use crate::life::Life;
 use crate::link::{self, Link, Welcome};
 use crate::part::Part;
@@ -79,6 +80,8 @@ pub struct Keeper {
     pub(crate) clearing: Bell,
     /// Others lack trunks.
     pub(crate) is_short: AtomicBool,
+    /// What leaves of files.
+    pub(crate) files: Files,
 }
 
 impl Keeper {
@@ -94,6 +97,7 @@ impl Keeper {
             clearing: Bell::new(),
             is_short: AtomicBool::new(false),
             queue: Queue::new(),
+            files: Files::new(),
         }))
     }
 

@@ -23,6 +23,7 @@
 //! | program | whose memory it is: found, looked at, gone |
 //! | devices | swap devices as they come and go |
 //! | threads | its other threads: servers, the evictor |
+//! | files | files that are mapped leave, too |
 //! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |
 //! | clock | how long the program has run |
@@ -42,6 +43,7 @@ mod code;
 mod devices;
 mod dispatch;
 mod exit;
+mod files;
 mod fork;
 mod heir;
 mod keeper;

@@ -9,6 +9,7 @@
 use crate::clock::Clock;
 use crate::code::{is_code, Code};
 use crate::devices::Devices;
+use crate::files;
 use crate::keeper::{self, give_up, Keeper};
 use crate::link::{Link, Welcome};
 use crate::maps::Maps;
@@ -103,6 +104,7 @@ pub struct Life {
     /// mapped again between two looks leaves the sizes as they were.
     scanned: (usize, usize, u32),
     areas: Vec<(usize, usize)>,
+    files: files::Eye,
     /// What can be executed.
     code: Vec<(usize, usize)>,
     /// Bytes of memory that can be executed, at the last look; whether frames for it were asked for, and are there.
@@ -154,6 +156,7 @@ impl Life {
             maps: Maps::new(),
             scanned: (0, 0, 0),
             areas: Vec::with_capacity(256),
+            files: files::Eye::new(),
             code: Vec::with_capacity(256),
             executable: 0,
             asked_executable: false,
@@ -445,10 +448,12 @@ impl Life {
             }
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
             self.keep_unasked_back(seen);
-            engine.set_limit((allowance as usize) / PAGE);
+            let allowed = (allowance as usize) / PAGE;
+            self.files.look(keeper, seen, allowed);
+            engine.set_limit(allowed.saturating_add(self.files.going()));
             engine.measured(resident);
             if now >= next_count {
-                self.count_unmanaged(engine, resident);
+                self.count_unmanaged(keeper, resident);
                 self.tell_of_forks(keeper);
                 let counted = engine.kernel.now();
                 let over = (resident * PAGE) as u64 > allowance;
@@ -505,9 +510,10 @@ impl Life {
 
     /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
     /// user is told, and again when it is twice as much.
-    fn count_unmanaged(&mut self, engine: &Engine<Linux>, resident: usize) {
-        let limit = self.settings.limit_bytes;
-        let bytes = (engine.unmanaged(resident) * PAGE) as u64;
+    fn count_unmanaged(&mut self, keeper: &Keeper, resident: usize) {
+        let (engine, limit) = (&keeper.engine, self.settings.limit_bytes);
+        let may_go = keeper.files.movable() + self.files.going();
+        let bytes = (engine.unmanaged(resident).saturating_sub(may_go) * PAGE) as u64;
         Stats::set(&self.stats.unmanaged_bytes, bytes);
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
@@ -600,10 +606,13 @@ impl Life {
         };
         let mut walk = Walk::new(self.takes_executable);
         let (areas, code, executable) = (&mut self.areas, &mut self.code, &mut self.executable);
+        let files = &mut self.files;
+        files.open();
         code.clear();
         *executable = 0;
         self.maps.read(c"/proc/self/maps", |line| {
             let Some(area) = Area::parse(line) else { return };
+            files.see(&area);
             code.extend(is_code(&area).then_some((area.start, area.end)));
             if memory::is_own(area.start, area.end) {
                 return;

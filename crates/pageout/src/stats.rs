@@ -80,12 +80,16 @@ counters! {
     pgscan,
     /// Pages that reclaim took.
     pgsteal,
+    /// Pages of files that left the process: they are where they were mapped from.
+    pgsteal_file,
     /// Faults that had to reclaim themselves.
     allocstall,
     /// Pages of units (16 pages) of which nothing was there, when the first came back.
     workingset_refault_anon,
     /// Of these, pages that came back so soon that they were taken for part of the working set.
     workingset_activate_anon,
+    /// Pages of files that came back soon.
+    workingset_refault_file,
     /// Faults that found the page still in its frame.
     rescued,
     /// Pages that left unchanged and so without a write.

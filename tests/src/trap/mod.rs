@@ -7,6 +7,7 @@
 
 mod advice;
 mod basic;
+mod files;
 mod forks;
 mod huge;
 mod io;
@@ -175,6 +176,7 @@ pub const ALL: &[&[Trap]] = &[
     remap::TRAPS,
     advice::TRAPS,
     io::TRAPS,
+    files::TRAPS,
     uring::TRAPS,
     uffd::TRAPS,
     signals::TRAPS,

@@ -10,6 +10,7 @@
 //! The budget is corrected by looking at the kernel's own count ([`Engine::measure`]).
 
 pub(crate) mod ahead;
+pub mod files;
 mod hold;
 pub mod policy;
 

@@ -56,8 +56,18 @@ impl<'a> Area<'a> {
             && self.end <= super::TOP
     }
 
+    /// Where in its file it begins, in bytes.
+    pub fn offset(&self) -> usize {
+        self.backing.split(|b| *b == b' ').next().and_then(hex).unwrap_or(0)
+    }
+
+    /// The file system that its file is on.
+    pub fn device(&self) -> Option<Device> {
+        Device::parse(self.backing.split(|b| *b == b' ').nth(1)?, 16)
+    }
+
     fn is_start_of_file(&self) -> bool {
-        self.backing.iter().take_while(|digit| **digit != b' ').all(|digit| *digit == b'0')
+        self.offset() == 0
     }
 
     /// Part of a shared library's file.
@@ -71,6 +81,34 @@ fn hex(digits: &[u8]) -> Option<usize> {
         let value = (*digit as char).to_digit(16)?;
         Some(n << 4 | value as usize)
     })
+}
+
+/// Where a file system is, by its numbers; the first is 0 where that is no block device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// Of the driver.
+    pub major: u32,
+    /// Of those of one driver.
+    pub minor: u32,
+}
+
+impl Device {
+    fn parse(field: &[u8], radix: u32) -> Option<Self> {
+        let (major, minor) = core::str::from_utf8(field).ok()?.split_once(':')?;
+        let [major, minor] = [major, minor].map(|digits| u32::from_str_radix(digits, radix).ok());
+        Some(Self { major: major?, minor: minor? })
+    }
+}
+
+/// A line of `/proc/self/mountinfo`: the file system's device, and whether its files take as much memory whether they are used or
+/// not, or are none.
+pub fn mounted(line: &[u8]) -> Option<(Device, bool)> {
+    const IN_MEMORY: [&[u8]; 7] =
+        [b"tmpfs", b"ramfs", b"rootfs", b"devtmpfs", b"hugetlbfs", b"proc", b"sysfs"];
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = Device::parse(fields.nth(2)?, 10)?;
+    fields.find(|field| *field == b"-")?;
+    Some((device, IN_MEMORY.contains(&fields.next()?)))
 }
 
 /// Goes through the lines in order and finds what can be adopted. `.bss` of shared libraries, which follows
@@ -286,5 +324,16 @@ mod tests {
             walk.step(&heap, |_, _| false, |_, _| None);
             assert_eq!(walk.step(&area(other), |_, _| false, |_, _| None), None);
         }
+    }
+
+    #[test]
+    fn files_in_memory_are_told_by_their_file_system() {
+        let area = Area::parse(b"7f00-7f01 r--s 00020000 fe:1a 77 /data").unwrap();
+        assert_eq!((area.offset(), area.device()), (0x2_0000, Some(Device { major: 0xfe, minor: 0x1a })));
+        let shm = Device { major: 0, minor: 41 };
+        assert_eq!(mounted(b"36 35 0:41 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"), Some((shm, true)));
+        assert_eq!(mounted(b"36 35 0:41 / /mnt rw - btrfs /dev/vda rw"), Some((shm, false)));
+        assert_eq!(mounted(b"36 35 0:41 / /mnt rw"), None);
+        assert_eq!(mounted(b"36 35"), None);
     }
 }

@@ -1,0 +1,416 @@
+//! What is in memory of files that are mapped leaves, too.
+//!
+//! It has its place already, so nothing is written here: the kernel is asked to reclaim it (MADV_PAGEOUT). That loses nothing,
+//! whatever has come to lie there meanwhile, unlike MADV_DONTNEED. The kernel does it for files that the user owns or may write,
+//! where no other process has mapped the page; the rest stays, and counts as what cannot go. So do files in memory (tmpfs), of
+//! which nothing would be gained.
+//!
+//! What is new goes first, before any memory of the program's: most of a file is read once. What comes back soon stays, and
+//! is tried again the more seldom the oftener it did; each has its turn as often as the program's own memory goes round.
+//!
+//! The first thread says what is mapped ([`Files::found`]) and when it is time ([`Files::look`]); a thread of its own, made
+//! when it is first needed, does it, for a disk may take its time.
+
+use crate::keeper::Keeper;
+use crate::maps::Maps;
+use crate::{sys, task};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use linux_raw_sys::general as raw;
+use pageout::engine::Engine;
+use pageout::kernel::{pagemap_scan, Linux, Statm};
+use pageout::reclaim::files::{Seen, Units};
+use pageout::space::discover::{mounted, Area, Device};
+use pageout::space::{BLOCK, PAGE, UNIT_PAGES};
+use pageout::stats::Stats;
+use pageout::sync::{Bell, Lock, LockClass, FOREVER};
+use rustix::fd::OwnedFd;
+use rustix::fs::{open, Mode, OFlags};
+
+/// A unit, in bytes.
+const UNIT: usize = UNIT_PAGES * PAGE;
+/// Runs of pages that are looked for at once.
+const RUNS: usize = 64;
+/// What is new is worth a round if it is so many pages, or this part of what is there: a round looks at all of that.
+const WORTH: usize = (4 << 20) / PAGE;
+const WORTH_SHARE: usize = 64;
+/// This part of what may be there is to be free.
+const MARGIN: usize = 32;
+/// No round; one for what is new, until there is room again; one in which each unit has its turn.
+const NONE: u32 = 0;
+const NEW: u32 = 1;
+const TURN: u32 = 2;
+
+/// A file's mapping.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Mapped {
+    start: usize,
+    end: usize,
+    /// Where its first byte would be.
+    base: usize,
+    is_code: bool,
+}
+
+/// What the first thread and the one that reclaims share.
+pub struct Files {
+    /// What is mapped, when that has changed.
+    found: Lock<Option<Vec<Mapped>>>,
+    asked: AtomicU32,
+    bell: Bell,
+    /// Pages of files, and of memory shared on purpose, that stay: there after the last round that came to its end.
+    left: AtomicUsize,
+    /// Of these, pages that may go at another time.
+    movable: AtomicUsize,
+    /// So many pages may be resident.
+    allowance: AtomicUsize,
+}
+
+impl Files {
+    /// Nothing is mapped.
+    pub fn new() -> Self {
+        static LOCKS: LockClass = LockClass::new();
+        Self {
+            found: Lock::new(None, &LOCKS),
+            asked: AtomicU32::new(NONE),
+            bell: Bell::new(),
+            left: AtomicUsize::new(0),
+            movable: AtomicUsize::new(0),
+            allowance: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// With so many pages it is time for what is new to go; until there is room again.
+    fn is_full(&self, resident: usize) -> bool {
+        let allowance = self.allowance.load(Ordering::Relaxed);
+        resident > allowance - allowance / MARGIN
+    }
+
+    /// Pages that may go, when that was last looked at.
+    pub fn movable(&self) -> usize {
+        self.movable.load(Ordering::Relaxed)
+    }
+}
+
+/// The first thread's part.
+pub struct Eye {
+    /// The file that this code is in. Who answers faults must not wait for a disk.
+    own: Vec<u8>,
+    devices: Vec<(Device, bool)>,
+    found: Vec<Mapped>,
+    /// What [`Files`] knows.
+    told: Vec<Mapped>,
+    /// It was gone through since.
+    fresh: bool,
+    /// Of what is there, pages that do not count: they are to go.
+    going: usize,
+    /// There is a thread that reclaims.
+    works: bool,
+    /// Pages that had been taken when each unit had its last turn.
+    turned: u64,
+}
+
+impl Eye {
+    /// Has seen nothing.
+    pub fn new() -> Self {
+        Self {
+            own: Vec::new(),
+            devices: Vec::new(),
+            found: Vec::new(),
+            told: Vec::new(),
+            fresh: false,
+            going: 0,
+            works: false,
+            turned: 0,
+        }
+    }
+
+    /// What is mapped is gone through anew.
+    pub fn open(&mut self) {
+        self.found.clear();
+        self.fresh = true;
+        if self.own.is_empty() {
+            let code = reclaim as *const () as usize;
+            Maps::new().read(c"/proc/self/maps", |line| {
+                if let Some(area) = Area::parse(line).filter(|area| (area.start..area.end).contains(&code)) {
+                    self.own.extend_from_slice(area.name);
+                }
+            });
+        }
+    }
+
+    /// The next line of it.
+    pub fn see(&mut self, area: &Area<'_>) {
+        let is_file = area.name.starts_with(b"/") && area.end - area.start >= UNIT;
+        // Its file may have been removed since, which is said behind the name.
+        let is_own = self.own.is_empty() || area.name.starts_with(&self.own);
+        if is_file && !is_own && self.is_on_disk(area) {
+            let is_code = area.permissions.get(2) == Some(&b'x');
+            let base = area.start.wrapping_sub(area.offset());
+            self.found.push(Mapped { start: area.start, end: area.end, base, is_code });
+        }
+    }
+
+    /// Does the file take memory only while it is used?
+    fn is_on_disk(&mut self, area: &Area<'_>) -> bool {
+        let Some(device) = area.device() else { return false };
+        // A block device.
+        if device.major != 0 {
+            return true;
+        }
+        if let Some((_, known)) = self.devices.iter().find(|(known, _)| *known == device) {
+            return *known;
+        }
+        let mut is_on_disk = false;
+        Maps::new().read(c"/proc/self/mountinfo", |line| {
+            is_on_disk |= mounted(line).is_some_and(|(at, in_memory)| at == device && !in_memory);
+        });
+        self.devices.push((device, is_on_disk));
+        is_on_disk
+    }
+
+    /// Asks for a round if it is time, now that so much is there, of so many pages that may be.
+    pub fn look(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize) {
+        self.going = self.is_going(keeper, now, allowance);
+    }
+
+    /// Of what was there, pages of files that are to go at once: they do not count any more, or the program's own memory would
+    /// go for them.
+    pub fn going(&self) -> usize {
+        self.going
+    }
+
+    fn is_going(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize) -> usize {
+        let (files, engine) = (&keeper.files, &keeper.engine);
+        files.allowance.store(allowance, Ordering::Relaxed);
+        if core::mem::take(&mut self.fresh) && self.found != self.told {
+            self.told.clone_from(&self.found);
+            *files.found.lock() = Some(self.found.clone());
+        }
+        if self.told.is_empty() {
+            return 0;
+        }
+        let new = now.shared.saturating_sub(files.left.load(Ordering::Relaxed));
+        if files.asked.load(Ordering::Acquire) == NONE {
+            let taken = taken(engine);
+            let is_turn = taken - self.turned >= now.resident as u64;
+            let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
+            if !is_turn && !is_new {
+                return if self.works { new } else { 0 };
+            }
+            if is_turn {
+                self.turned = taken;
+            }
+            if !self.works {
+                // SAFETY: the keeper lives as long as its process, and `reclaim` never returns.
+                let started =
+                    unsafe { task::start(task::Kind::Thread, reclaim, keeper as *const Keeper as usize) };
+                self.works = started.is_ok();
+                if !self.works {
+                    return 0;
+                }
+            }
+            files.asked.store(if is_turn { TURN } else { NEW }, Ordering::Release);
+            files.bell.ring();
+        }
+        new
+    }
+}
+
+/// Pages that have been taken from the program so far, of its own memory and of files.
+fn taken(engine: &Engine<Linux>) -> u64 {
+    engine.stats.pgsteal.load(Ordering::Relaxed) + engine.stats.pgsteal_file.load(Ordering::Relaxed)
+}
+
+/// The thread that has the kernel reclaim.
+extern "C" fn reclaim(keeper: usize) -> ! {
+    // SAFETY: see `Eye::look`.
+    let keeper = unsafe { &*(keeper as *const Keeper) };
+    sys::go_first();
+    let files = &keeper.files;
+    let pagemap = open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    // Without, all that is there stays.
+    let mut hand = pagemap.ok().map(|pagemap| Hand::new(keeper, pagemap));
+    loop {
+        let heard = files.bell.heard();
+        let asked = files.asked.load(Ordering::Acquire);
+        if asked == NONE {
+            files.bell.wait(heard, FOREVER);
+            continue;
+        }
+        match &mut hand {
+            Some(hand) => {
+                if let Some(found) = files.found.lock().take() {
+                    hand.mapped = found;
+                }
+                hand.round(asked == TURN);
+            }
+            None => files.left.store(usize::MAX, Ordering::Relaxed),
+        }
+        files.asked.store(NONE, Ordering::Release);
+    }
+}
+
+/// Goes round over all that is mapped, as the hand of a clock.
+struct Hand {
+    files: &'static Files,
+    engine: &'static Engine<Linux>,
+    pagemap: OwnedFd,
+    mapped: Vec<Mapped>,
+    units: Units,
+    /// Where it stands.
+    at: usize,
+    /// Pages that have gone in this round; that were met, and stay; and of these, that may go another time.
+    gone: usize,
+    met: usize,
+    movable: usize,
+}
+
+impl Hand {
+    fn new(keeper: &'static Keeper, pagemap: OwnedFd) -> Self {
+        let (files, engine) = (&keeper.files, &keeper.engine);
+        Self {
+            files,
+            engine,
+            pagemap,
+            mapped: Vec::new(),
+            units: Units::default(),
+            at: 0,
+            gone: 0,
+            met: 0,
+            movable: 0,
+        }
+    }
+
+    /// One round: in a `turn` each unit has its turn, else it ends when there is room.
+    fn round(&mut self, turn: bool) {
+        let before = self.engine.kernel.statm().shared;
+        let clock = (taken(self.engine) / UNIT_PAGES as u64) as u32;
+        let capacity = self.engine.config.limit_pages as usize / UNIT_PAGES;
+        self.units.begin(clock, capacity as u32, turn);
+        (self.gone, self.met, self.movable) = (0, 0, 0);
+        let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
+        let first = mapped.partition_point(|area| area.end <= at);
+        let ahead = mapped[first..].iter().map(|area| (area, area.start.max(at), area.end));
+        // The one that it stands in has a part that comes last.
+        let behind = mapped.iter().take(first + 1).map(|area| (area, area.start, area.end.min(at)));
+        let is_whole = ahead.chain(behind).all(|(area, from, to)| self.pass(area, from, to, turn));
+        self.mapped = mapped;
+        let shared = self.engine.kernel.statm().shared;
+        if !is_whole {
+            self.files.left.fetch_min(shared, Ordering::Relaxed);
+            return;
+        }
+        self.units.forget();
+        // What has come meanwhile was not looked at.
+        let left = before.saturating_sub(self.gone).max(self.met).min(shared);
+        self.files.left.store(left, Ordering::Relaxed);
+        self.files.movable.store(self.movable, Ordering::Relaxed);
+    }
+
+    /// Goes through a part of a mapping; false: it stopped there, for there is room.
+    fn pass(&mut self, area: &Mapped, mut at: usize, end: usize, turn: bool) -> bool {
+        // The kernel has files in pieces of up to 2 MiB, and does not divide one that is to be written yet. More it is not asked
+        // for at once: it holds the lock of the program's mappings meanwhile.
+        let block = |at: usize| at.wrapping_sub(area.base) / BLOCK;
+        let mut leaving = (0, 0);
+        while at < end {
+            let mut runs = NO_RUNS;
+            let (found, next) = self.find(at, end, &mut runs);
+            let parts = runs[..found].iter().flat_map(|run| {
+                let starts = core::iter::successors(Some(run.start as usize), |at| {
+                    Some((at + 1).next_multiple_of(UNIT))
+                });
+                let end = run.end as usize;
+                starts
+                    .take_while(move |at| *at < end)
+                    .map(move |at| (at, (at + 1).next_multiple_of(UNIT).min(end)))
+            });
+            for (from, to) in parts {
+                if leaving.0 < leaving.1 && block(leaving.0) != block(from) {
+                    self.leave(core::mem::replace(&mut leaving, (from, from)));
+                    if !turn && !self.files.is_full(self.engine.kernel.statm().resident) {
+                        self.at = from;
+                        return false;
+                    }
+                }
+                let seen = self.units.visit(from / UNIT, area.is_code);
+                let pages = (to - from) / PAGE;
+                match seen {
+                    Seen::Leaves => {}
+                    Seen::Stuck => self.met += pages,
+                    Seen::Stays => self.stays(pages),
+                    Seen::CameBack => {
+                        Stats::add(&self.engine.stats.workingset_refault_file, pages as u64);
+                        self.stays(pages);
+                    }
+                }
+                // Only what is there of a file: what was written in its place would go to the kernel's own swap.
+                if seen != Seen::Leaves || leaving.1 != from {
+                    self.leave(core::mem::replace(&mut leaving, (from, from)));
+                }
+                leaving.1 = if seen == Seen::Leaves { to } else { from };
+            }
+            at = next.max(at + PAGE);
+        }
+        self.leave(leaving);
+        true
+    }
+
+    /// So many pages stay, and may go another time.
+    fn stays(&mut self, pages: usize) {
+        self.met += pages;
+        self.movable += pages;
+    }
+
+    /// Has the kernel reclaim what is there.
+    fn leave(&mut self, (start, end): (usize, usize)) {
+        if start == end {
+            return;
+        }
+        // SAFETY: not a byte of it changes, whatever is mapped there.
+        // Where it is refused, locked memory, all is there still.
+        let _ = unsafe { sys::call(raw::__NR_madvise, start, end - start, raw::MADV_PAGEOUT as usize, 0) };
+        let (mut at, mut stay) = (start, 0);
+        while at < end {
+            let mut runs = NO_RUNS;
+            let (found, next) = self.find(at, end, &mut runs);
+            for run in &runs[..found] {
+                let (from, to) = (run.start as usize, run.end as usize);
+                stay += (to - from) / PAGE;
+                // Single pages may have been on their way to the kernel's lists.
+                let whole = from.next_multiple_of(UNIT)..to;
+                whole.step_by(UNIT).for_each(|unit| self.units.stays(unit / UNIT));
+            }
+            at = next.max(at + PAGE);
+        }
+        let gone = ((end - start) / PAGE).saturating_sub(stay);
+        self.gone += gone;
+        self.met += stay;
+        Stats::add(&self.engine.stats.pgsteal_file, gone as u64);
+    }
+
+    /// Pages of files that are there, and where the search has come to.
+    fn find(&self, start: usize, end: usize, runs: &mut [raw::page_region; RUNS]) -> (usize, usize) {
+        let mut scan = raw::pm_scan_arg {
+            size: 0,
+            flags: 0,
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: runs.as_mut_ptr() as u64,
+            vec_len: RUNS as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: (raw::PAGE_IS_FILE | raw::PAGE_IS_PRESENT) as u64,
+            category_anyof_mask: 0,
+            return_mask: raw::PAGE_IS_PRESENT as u64,
+        };
+        // SAFETY: there is room for so many.
+        match unsafe { pagemap_scan(&self.pagemap, &mut scan) } {
+            Ok(found) => (found, scan.walk_end as usize),
+            Err(_) => (0, end),
+        }
+    }
+}
+
+const NO_RUNS: [raw::page_region; RUNS] = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];
