@@ -22,8 +22,10 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              who needs it, down to a quarter of an equal share. A process of less than 16 MiB, or an eighth of the limit \
              if that is less, or, of many, half of an equal share (2 MiB at least), is let alone.",
             "What counts: all resident memory of a process as /proc/PID/status shows it (VmRSS), the engine's own included; \
-             of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings. What cannot \
-             go: files and libraries, shared and locked memory, code that cannot be written, thread stacks, mappings of less than 16 KiB, pages that a device \
+             of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings; and of mapped files, programs \
+             and libraries among them, what is not in use, where the file is on a disk, is owned by the program's user or may be written by him, and no other process has \
+             mapped that part. What cannot \
+             go: other files, shared memory (files in tmpfs too), what was written to a private mapping of a file, locked memory, code that was made at run time and cannot be written, thread stacks, mappings of less than 16 KiB, pages that a device \
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \

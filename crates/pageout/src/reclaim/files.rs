@@ -13,7 +13,7 @@ const TOGETHER: usize = 512;
 /// So many turns a unit is left alone that came back soon, so many times as often when it does again, and at most.
 const WARM: u8 = 2;
 const WARMER: u8 = 4;
-const HOT: u8 = 200;
+const HOT: u8 = 32;
 /// The same for code that was not tried yet, and for what the kernel did not reclaim.
 const CODE: u8 = 1;
 const STUCK: u8 = 8;
