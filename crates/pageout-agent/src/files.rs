@@ -5,8 +5,8 @@
 //! where no other process has mapped the page; the rest stays, and counts as what cannot go. So do files in memory (tmpfs), of
 //! which nothing would be gained.
 //!
-//! What is new goes first, before any memory of the program's: most of a file is read once. What comes back soon stays, and
-//! is tried again the more seldom the oftener it did; each has its turn as often as the program's own memory goes round.
+//! What is new goes first, before any memory of the program's. What comes back soon stays, and counts like the program's own
+//! memory; each unit has its turn as often as those ([`pageout::reclaim::files`]).
 //!
 //! The first thread says what is mapped ([`Files::found`]) and when it is time ([`Files::look`]); a thread of its own, made
 //! when it is first needed, does it, for a disk may take its time.
@@ -36,7 +36,7 @@ const WORTH: usize = (4 << 20) / PAGE;
 const WORTH_SHARE: usize = 64;
 /// This part of what may be there is to be free.
 const MARGIN: usize = 32;
-/// No round; one for what is new, until there is room again; one in which each unit has its turn.
+/// No round; one for what is new and what is cold; one in which each unit has its turn. Either ends when there is room.
 const NONE: u32 = 0;
 const NEW: u32 = 1;
 const TURN: u32 = 2;
@@ -105,7 +105,7 @@ pub struct Eye {
     going: usize,
     /// There is a thread that reclaims.
     works: bool,
-    /// Pages that had been taken when each unit had its last turn.
+    /// Pages of its own that had been looked at when each unit had its last turn.
     turned: u64,
 }
 
@@ -191,14 +191,17 @@ impl Eye {
         }
         let new = now.shared.saturating_sub(files.left.load(Ordering::Relaxed));
         if files.asked.load(Ordering::Acquire) == NONE {
-            let taken = taken(engine);
-            let is_turn = taken - self.turned >= now.resident as u64;
+            let scanned = engine.stats.pgscan.load(Ordering::Relaxed);
+            let own = now.resident.saturating_sub(now.shared);
+            // Each of the program's own units has had its turn; or hardly any is left.
+            let is_turn = scanned - self.turned >= own.max(now.resident / 8) as u64
+                || now.resident > allowance.saturating_add(WORTH) && own < now.shared / 8;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
             if !is_turn && !is_new {
                 return if self.works { new } else { 0 };
             }
             if is_turn {
-                self.turned = taken;
+                self.turned = scanned;
             }
             if !self.works {
                 // SAFETY: the keeper lives as long as its process, and `reclaim` never returns.
@@ -273,7 +276,7 @@ impl Hand {
             engine,
             pagemap,
             mapped: Vec::new(),
-            units: Units::default(),
+            units: Units::new(),
             at: 0,
             gone: 0,
             met: 0,
@@ -281,7 +284,7 @@ impl Hand {
         }
     }
 
-    /// One round: in a `turn` each unit has its turn, else it ends when there is room.
+    /// One round, until there is room; in a `turn` each unit has its turn, else what is cold goes.
     fn round(&mut self, turn: bool) {
         let before = self.engine.kernel.statm().shared;
         let clock = (taken(self.engine) / UNIT_PAGES as u64) as u32;
@@ -293,7 +296,7 @@ impl Hand {
         let ahead = mapped[first..].iter().map(|area| (area, area.start.max(at), area.end));
         // The one that it stands in has a part that comes last.
         let behind = mapped.iter().take(first + 1).map(|area| (area, area.start, area.end.min(at)));
-        let is_whole = ahead.chain(behind).all(|(area, from, to)| self.pass(area, from, to, turn));
+        let is_whole = ahead.chain(behind).all(|(area, from, to)| self.pass(area, from, to));
         self.mapped = mapped;
         let shared = self.engine.kernel.statm().shared;
         if !is_whole {
@@ -308,7 +311,7 @@ impl Hand {
     }
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
-    fn pass(&mut self, area: &Mapped, mut at: usize, end: usize, turn: bool) -> bool {
+    fn pass(&mut self, area: &Mapped, mut at: usize, end: usize) -> bool {
         // The kernel has files in pieces of up to 2 MiB, and does not divide one that is to be written yet. More it is not asked
         // for at once: it holds the lock of the program's mappings meanwhile.
         let block = |at: usize| at.wrapping_sub(area.base) / BLOCK;
@@ -328,7 +331,7 @@ impl Hand {
             for (from, to) in parts {
                 if leaving.0 < leaving.1 && block(leaving.0) != block(from) {
                     self.leave(core::mem::replace(&mut leaving, (from, from)));
-                    if !turn && !self.files.is_full(self.engine.kernel.statm().resident) {
+                    if !self.files.is_full(self.engine.kernel.statm().resident) {
                         self.at = from;
                         return false;
                     }

@@ -2,20 +2,18 @@
 //! it is used.
 //!
 //! What is new goes first: most of a file is read once. What comes back soon stays, and is tried again the more seldom the oftener
-//! it did, as a page of the second chance that has earned more than one. *Soon* is before as much has left as may be there, as
-//! the kernel's refault distance has it (workingset.c).
+//! it did, by the rule that holds for the program's own memory ([`super::policy`]): at its turn a unit of heat `n` leaves with a
+//! chance of one in 4ⁿ. *Soon* is before as much has left as may be there, as the kernel's refault distance has it (workingset.c).
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 
 /// Units whose states are kept together.
 const TOGETHER: usize = 512;
-/// So many turns a unit is left alone that came back soon, so many times as often when it does again, and at most.
-const WARM: u8 = 2;
-const WARMER: u8 = 4;
-const HOT: u8 = 32;
-/// The same for code that was not tried yet, and for what the kernel did not reclaim.
+/// The most of heat, and that of code which was not tried yet.
+const HOTTEST: u8 = 3;
 const CODE: u8 = 1;
+/// For so many turns what the kernel did not reclaim is left alone.
 const STUCK: u8 = 8;
 
 /// What comes of a unit that is there.
@@ -32,7 +30,7 @@ pub enum Seen {
 }
 
 /// What is known of units, by their number: their address by their size.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Units {
     known: BTreeMap<usize, Box<Together>>,
     /// Units that have left so far, all kinds of memory together, and how many there may be.
@@ -41,6 +39,7 @@ pub struct Units {
     turn: bool,
     /// The unit that was seen last in this round, and what came of it: it may be in parts.
     last: Option<(usize, Seen)>,
+    dice: u32,
 }
 
 #[derive(Debug)]
@@ -54,15 +53,20 @@ struct Together {
 struct State {
     /// When it left, if it has since it was seen last.
     left: Option<u32>,
-    /// Turns that it is left alone, still, and for how many when it came back last; none: it was not seen yet.
-    turns: u8,
-    warmth: Option<u8>,
-    is_stuck: bool,
+    /// None: it was not seen yet.
+    heat: Option<u8>,
+    /// Turns that it is left alone, for it could not leave.
+    stuck: u8,
 }
 
 impl Units {
-    /// A round begins: in a `turn` each unit has its turn. So many units have left so far, all kinds of memory together (`clock`), and
-    /// so many may be there.
+    /// Nothing is known.
+    pub fn new() -> Self {
+        Self { known: BTreeMap::new(), clock: 0, capacity: 0, turn: false, last: None, dice: 0x9e37_79b9 }
+    }
+
+    /// A round begins: in a `turn` each unit has its turn. So many units have left so far, all kinds of memory together (`clock`),
+    /// and so many may be there.
     pub fn begin(&mut self, clock: u32, capacity: u32, turn: bool) {
         (self.clock, self.capacity, self.turn, self.last) = (clock, capacity, turn, None);
     }
@@ -72,42 +76,49 @@ impl Units {
         if let Some((_, seen)) = self.last.filter(|(last, _)| *last == unit) {
             return seen;
         }
-        let (clock, capacity, turn) = (self.clock, self.capacity, self.turn);
+        let (clock, capacity, turn, thrown) = (self.clock, self.capacity, self.turn, self.throw());
         let state = self.state(unit);
-        let mut seen = Seen::Stays;
-        if let Some(left) = state.left.take() {
-            let warmth = state.warmth.unwrap_or(0);
-            // Later it is as if it was new: what is read once more.
-            let soon = clock.wrapping_sub(left) < capacity;
-            let warmer = if soon { (warmth.saturating_mul(WARMER)).clamp(WARM, HOT) } else { 0 };
-            (state.turns, state.warmth) = (warmer, Some(warmer));
-            if soon {
-                seen = Seen::CameBack;
-            }
-        } else if state.warmth.is_none() {
-            let turns = if is_code { CODE } else { 0 };
-            (state.turns, state.warmth) = (turns, Some(0));
-        } else if turn {
-            state.turns = state.turns.saturating_sub(1);
+        let came_back = state.left.take().map(|left| clock.wrapping_sub(left) < capacity);
+        let heat = match (state.heat, came_back) {
+            (Some(heat), Some(true)) => (heat + 1).min(HOTTEST),
+            (Some(heat), Some(false)) => heat.saturating_sub(1),
+            (Some(heat), None) => heat,
+            (None, _) => u8::from(is_code) * CODE,
+        };
+        let is_known = state.heat.replace(heat).is_some() && came_back.is_none();
+        if turn {
+            state.stuck = state.stuck.saturating_sub(1);
         }
-        if state.turns == 0 {
-            (state.left, state.is_stuck) = (Some(clock), false);
-            seen = Seen::Leaves;
-        } else if state.is_stuck {
-            seen = Seen::Stuck;
-        }
+        let seen = if state.stuck > 0 {
+            Seen::Stuck
+        } else if came_back == Some(true) {
+            Seen::CameBack
+        } else if heat == 0 || turn && is_known && thrown % (1 << (2 * heat)) == 0 {
+            state.left = Some(clock);
+            Seen::Leaves
+        } else {
+            Seen::Stays
+        };
         self.last = Some((unit, seen));
         seen
+    }
+
+    /// A number by chance: Marsaglia's xorshift.
+    fn throw(&mut self) -> u32 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 17;
+        self.dice ^= self.dice << 5;
+        self.dice >> 8
     }
 
     /// A unit that was to leave has not.
     pub fn stays(&mut self, unit: usize) {
         let state = self.state(unit);
-        (state.left, state.turns, state.is_stuck) = (None, STUCK, true);
+        (state.left, state.stuck) = (None, STUCK);
     }
 
     fn state(&mut self, unit: usize) -> &mut State {
-        const NEVER: State = State { left: None, turns: 0, warmth: None, is_stuck: false };
+        const NEVER: State = State { left: None, heat: None, stuck: 0 };
         let together = self.known.entry(unit / TOGETHER);
         let together = together.or_insert_with(|| Box::new(Together { seen: 0, states: [NEVER; TOGETHER] }));
         together.seen = self.clock;
@@ -120,6 +131,12 @@ impl Units {
     }
 }
 
+impl Default for Units {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
@@ -129,38 +146,62 @@ mod tests {
         units.visit(unit, false)
     }
 
-    #[test]
-    fn what_is_new_leaves_and_what_came_back_soon_stays_the_longer() {
-        let mut units = Units::default();
-        assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
-        assert_eq!(units.visit(7, false), Seen::Leaves, "another part of it");
-        assert_eq!(round(&mut units, 50, false, 7), Seen::CameBack);
-        for times in [WARM, WARM * WARMER] {
-            // Only a turn counts.
-            assert_eq!(round(&mut units, 60, false, 7), Seen::Stays);
-            (1..times).for_each(|_| assert_eq!(round(&mut units, 60, true, 7), Seen::Stays));
-            assert_eq!(round(&mut units, 60, true, 7), Seen::Leaves);
-            assert_eq!(round(&mut units, 61, true, 7), Seen::CameBack);
+    /// Turns until it leaves, on average of many units of one heat.
+    fn turns(heat: u8) -> f64 {
+        let mut units = Units::new();
+        let many = 1000;
+        let mut sum = 0;
+        for unit in 0..many {
+            for _ in 0..heat {
+                while round(&mut units, 0, true, unit) != Seen::Leaves {}
+                assert_eq!(round(&mut units, 99, false, unit), Seen::CameBack);
+            }
+            while round(&mut units, 0, true, unit) != Seen::Leaves {
+                sum += 1;
+            }
         }
-        assert_eq!(round(&mut units, 70, true, 8), Seen::Leaves);
-        assert_eq!(round(&mut units, 170, false, 8), Seen::Leaves, "that was not soon");
+        f64::from(sum) / many as f64
     }
 
     #[test]
-    fn code_has_a_turn_first_and_what_stays_many() {
-        let mut units = Units::default();
-        units.begin(0, 100, false);
+    fn what_is_new_leaves_and_what_came_back_soon_stays_the_longer() {
+        assert_eq!(turns(0), 0.0);
+        assert!((2.0..4.0).contains(&turns(1)), "{}", turns(1));
+        assert!((12.0..18.0).contains(&turns(2)), "{}", turns(2));
+        for heat in [3, 4] {
+            assert!((50.0..80.0).contains(&turns(heat)), "{}", turns(heat));
+        }
+    }
+
+    #[test]
+    fn only_in_its_turn() {
+        let mut units = Units::new();
+        assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
+        assert_eq!(units.visit(7, false), Seen::Leaves, "another part of it");
+        assert_eq!(round(&mut units, 50, false, 7), Seen::CameBack);
+        (0..1000).for_each(|_| assert_eq!(round(&mut units, 60, false, 7), Seen::Stays));
+    }
+
+    #[test]
+    fn what_comes_back_late_is_as_if_it_was_new() {
+        let mut units = Units::new();
+        assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
+        assert_eq!(round(&mut units, 100, false, 7), Seen::Leaves);
+    }
+
+    #[test]
+    fn code_stays_at_first_and_what_could_not_leave_for_some_turns() {
+        let mut units = Units::new();
+        units.begin(0, 100, true);
         assert_eq!(units.visit(1, true), Seen::Stays);
-        assert_eq!(round(&mut units, 0, true, 1), Seen::Leaves);
         units.stays(1);
-        assert_eq!(round(&mut units, 0, true, 1), Seen::Stuck);
-        (2..STUCK).for_each(|_| assert_eq!(round(&mut units, 0, true, 1), Seen::Stuck));
-        assert_eq!(round(&mut units, 0, true, 1), Seen::Leaves);
+        (1..STUCK).for_each(|_| assert_eq!(round(&mut units, 0, true, 1), Seen::Stuck));
+        assert_ne!(round(&mut units, 0, true, 1), Seen::Stuck);
     }
 
     #[test]
     fn what_was_not_seen_for_long_is_forgotten() {
-        let mut units = Units::default();
+        let mut units = Units::new();
         round(&mut units, 0, false, 1);
         round(&mut units, 90, false, TOGETHER);
         units.begin(150, 100, false);
