@@ -103,8 +103,8 @@ pub struct Eye {
     fresh: bool,
     /// Of what is there, pages that do not count: they are to go.
     going: usize,
-    /// There is a thread that reclaims.
-    works: bool,
+    /// There is a thread that reclaims, or there can be none. None: it was not needed yet.
+    works: Option<bool>,
     /// Pages of its own that had been looked at when each unit had its last turn.
     turned: u64,
 }
@@ -119,7 +119,7 @@ impl Eye {
             told: Vec::new(),
             fresh: false,
             going: 0,
-            works: false,
+            works: None,
             turned: 0,
         }
     }
@@ -186,29 +186,31 @@ impl Eye {
             self.told.clone_from(&self.found);
             *files.found.lock() = Some(self.found.clone());
         }
-        if self.told.is_empty() {
+        if self.told.is_empty() || self.works == Some(false) {
             return 0;
         }
         let new = now.shared.saturating_sub(files.left.load(Ordering::Relaxed));
         if files.asked.load(Ordering::Acquire) == NONE {
             let scanned = engine.stats.pgscan.load(Ordering::Relaxed);
             let own = now.resident.saturating_sub(now.shared);
-            // Each of the program's own units has had its turn; or hardly any is left.
-            let is_turn = scanned - self.turned >= own.max(now.resident / 8) as u64
-                || now.resident > allowance.saturating_add(WORTH) && own < now.shared / 8;
+            // All of the program's own had its turn; or hardly any of that is left.
+            let has_turned = scanned - self.turned >= own.max(now.resident / 8) as u64;
+            let is_last = own < now.shared / 8 && now.resident > allowance.saturating_add(WORTH);
+            let is_turn = has_turned || is_last && files.movable() > WORTH;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
             if !is_turn && !is_new {
-                return if self.works { new } else { 0 };
+                return if self.works.is_some() { new } else { 0 };
             }
             if is_turn {
                 self.turned = scanned;
             }
-            if !self.works {
+            if self.works.is_none() {
                 // SAFETY: the keeper lives as long as its process, and `reclaim` never returns.
                 let started =
                     unsafe { task::start(task::Kind::Thread, reclaim, keeper as *const Keeper as usize) };
-                self.works = started.is_ok();
-                if !self.works {
+                self.works = Some(started.is_ok());
+                if let Err(errno) = started {
+                    keeper.link.log(0, format_args!("no thread to have mapped files leave: {errno}"));
                     return 0;
                 }
             }

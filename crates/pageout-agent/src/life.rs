@@ -449,7 +449,7 @@ impl Life {
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
             self.keep_unasked_back(seen);
             let allowed = (allowance as usize) / PAGE;
-            self.files.look(keeper, seen, allowed);
+            self.files.look(keeper, seen, allowed.max(engine.floor()));
             engine.set_limit(allowed.saturating_add(self.files.going()));
             engine.measured(resident);
             if now >= next_count {
