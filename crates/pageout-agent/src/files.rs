@@ -189,8 +189,10 @@ impl Eye {
         if self.told.is_empty() || self.works == Some(false) {
             return 0;
         }
+        // What a round has left is known once it is over.
+        let rests = files.asked.load(Ordering::Acquire) == NONE;
         let new = now.shared.saturating_sub(files.left.load(Ordering::Relaxed));
-        if files.asked.load(Ordering::Acquire) == NONE {
+        if rests {
             let scanned = engine.stats.pgscan.load(Ordering::Relaxed);
             let own = now.resident.saturating_sub(now.shared);
             // All of the program's own had its turn; or hardly any of that is left.
