@@ -19,18 +19,18 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::engine::Engine;
 use pageout::kernel::{pagemap_scan, Linux, Statm};
-use pageout::reclaim::files::{Seen, Units};
+use pageout::reclaim::files::{Seen, Unit, Units};
 use pageout::space::discover::{mounted, Area, Device};
 use pageout::space::{BLOCK, PAGE, UNIT_PAGES};
 use pageout::stats::Stats;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
-use rustix::fd::OwnedFd;
-use rustix::fs::{open, Mode, OFlags};
 
 /// A unit, in bytes.
 const UNIT: usize = UNIT_PAGES * PAGE;
 /// Runs of pages that are looked for at once.
 const RUNS: usize = 64;
+/// Fewer bytes of a file are not looked at.
+const SMALLEST: usize = 4 * PAGE;
 /// What is new is worth a round if it is so many pages, or this part of what is there: a round looks at all of that.
 const WORTH: usize = (4 << 20) / PAGE;
 const WORTH_SHARE: usize = 64;
@@ -48,7 +48,26 @@ struct Mapped {
     end: usize,
     /// Where its first byte would be.
     base: usize,
+    file: (Device, u64),
     is_code: bool,
+}
+
+impl Mapped {
+    fn unit(&self, at: usize) -> Unit {
+        Unit { file: self.file, number: at.wrapping_sub(self.base) / UNIT }
+    }
+
+    /// Where the unit ends that is at an address.
+    fn unit_end(&self, at: usize) -> usize {
+        at + UNIT - at.wrapping_sub(self.base) % UNIT
+    }
+
+    /// A run of pages by units.
+    fn parts<'a>(&'a self, run: &raw::page_region) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let (start, end) = (run.start as usize, run.end as usize);
+        let starts = core::iter::successors(Some(start), |at| Some(self.unit_end(*at)));
+        starts.take_while(move |at| *at < end).map(move |at| (at, self.unit_end(at).min(end)))
+    }
 }
 
 /// What the first thread and the one that reclaims share.
@@ -140,19 +159,22 @@ impl Eye {
 
     /// The next line of it.
     pub fn see(&mut self, area: &Area<'_>) {
-        let is_file = area.name.starts_with(b"/") && area.end - area.start >= UNIT;
         // Its file may have been removed since, which is said behind the name.
         let is_own = self.own.is_empty() || area.name.starts_with(&self.own);
-        if is_file && !is_own && self.is_on_disk(area) {
-            let is_code = area.permissions.get(2) == Some(&b'x');
-            let base = area.start.wrapping_sub(area.offset());
-            self.found.push(Mapped { start: area.start, end: area.end, base, is_code });
+        if !area.name.starts_with(b"/") || area.end - area.start < SMALLEST || is_own {
+            return;
         }
+        let Some(file) = area.device().zip(area.inode()).filter(|(device, _)| self.is_on_disk(*device))
+        else {
+            return;
+        };
+        let base = area.start.wrapping_sub(area.offset());
+        let is_code = area.permissions.get(2) == Some(&b'x');
+        self.found.push(Mapped { start: area.start, end: area.end, base, file, is_code });
     }
 
-    /// Does the file take memory only while it is used?
-    fn is_on_disk(&mut self, area: &Area<'_>) -> bool {
-        let Some(device) = area.device() else { return false };
+    /// Do files there take memory only while they are used?
+    fn is_on_disk(&mut self, device: Device) -> bool {
         // A block device.
         if device.major != 0 {
             return true;
@@ -234,9 +256,7 @@ extern "C" fn reclaim(keeper: usize) -> ! {
     let keeper = unsafe { &*(keeper as *const Keeper) };
     sys::go_first();
     let files = &keeper.files;
-    let pagemap = open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    // Without, all that is there stays.
-    let mut hand = pagemap.ok().map(|pagemap| Hand::new(keeper, pagemap));
+    let mut hand = Hand::new(keeper);
     loop {
         let heard = files.bell.heard();
         let asked = files.asked.load(Ordering::Acquire);
@@ -244,15 +264,10 @@ extern "C" fn reclaim(keeper: usize) -> ! {
             files.bell.wait(heard, FOREVER);
             continue;
         }
-        match &mut hand {
-            Some(hand) => {
-                if let Some(found) = files.found.lock().take() {
-                    hand.mapped = found;
-                }
-                hand.round(asked == TURN);
-            }
-            None => files.left.store(usize::MAX, Ordering::Relaxed),
+        if let Some(found) = files.found.lock().take() {
+            hand.mapped = found;
         }
+        hand.round(asked == TURN);
         files.asked.store(NONE, Ordering::Release);
     }
 }
@@ -261,7 +276,6 @@ extern "C" fn reclaim(keeper: usize) -> ! {
 struct Hand {
     files: &'static Files,
     engine: &'static Engine<Linux>,
-    pagemap: OwnedFd,
     mapped: Vec<Mapped>,
     units: Units,
     /// Where it stands.
@@ -273,27 +287,17 @@ struct Hand {
 }
 
 impl Hand {
-    fn new(keeper: &'static Keeper, pagemap: OwnedFd) -> Self {
+    fn new(keeper: &'static Keeper) -> Self {
         let (files, engine) = (&keeper.files, &keeper.engine);
-        Self {
-            files,
-            engine,
-            pagemap,
-            mapped: Vec::new(),
-            units: Units::new(),
-            at: 0,
-            gone: 0,
-            met: 0,
-            movable: 0,
-        }
+        Self { files, engine, mapped: Vec::new(), units: Units::new(), at: 0, gone: 0, met: 0, movable: 0 }
     }
 
     /// One round, until there is room; in a `turn` each unit has its turn, else what is cold goes.
     fn round(&mut self, turn: bool) {
         let before = self.engine.kernel.statm().shared;
         let clock = (taken(self.engine) / UNIT_PAGES as u64) as u32;
-        let capacity = self.engine.config.limit_pages as usize / UNIT_PAGES;
-        self.units.begin(clock, capacity as u32, turn);
+        let capacity = self.files.allowance.load(Ordering::Relaxed) / UNIT_PAGES;
+        self.units.begin(clock, capacity.try_into().unwrap_or(u32::MAX), turn);
         (self.gone, self.met, self.movable) = (0, 0, 0);
         let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
         let first = mapped.partition_point(|area| area.end <= at);
@@ -302,12 +306,12 @@ impl Hand {
         let behind = mapped.iter().take(first + 1).map(|area| (area, area.start, area.end.min(at)));
         let is_whole = ahead.chain(behind).all(|(area, from, to)| self.pass(area, from, to));
         self.mapped = mapped;
+        self.units.forget();
         let shared = self.engine.kernel.statm().shared;
         if !is_whole {
             self.files.left.fetch_min(shared, Ordering::Relaxed);
             return;
         }
-        self.units.forget();
         // What has come meanwhile was not looked at.
         let left = before.saturating_sub(self.gone).max(self.met).min(shared);
         self.files.left.store(left, Ordering::Relaxed);
@@ -323,24 +327,14 @@ impl Hand {
         while at < end {
             let mut runs = NO_RUNS;
             let (found, next) = self.find(at, end, &mut runs);
-            let parts = runs[..found].iter().flat_map(|run| {
-                let starts = core::iter::successors(Some(run.start as usize), |at| {
-                    Some((at + 1).next_multiple_of(UNIT))
-                });
-                let end = run.end as usize;
-                starts
-                    .take_while(move |at| *at < end)
-                    .map(move |at| (at, (at + 1).next_multiple_of(UNIT).min(end)))
-            });
-            for (from, to) in parts {
+            for (from, to) in runs[..found].iter().flat_map(|run| area.parts(run)) {
                 if leaving.0 < leaving.1 && block(leaving.0) != block(from) {
-                    self.leave(core::mem::replace(&mut leaving, (from, from)));
-                    if !self.files.is_full(self.engine.kernel.statm().resident) {
-                        self.at = from;
+                    self.leave(area, core::mem::replace(&mut leaving, (from, from)));
+                    if self.has_room(from) {
                         return false;
                     }
                 }
-                let seen = self.units.visit(from / UNIT, area.is_code);
+                let seen = self.units.visit(area.unit(from), area.is_code);
                 let pages = (to - from) / PAGE;
                 match seen {
                     Seen::Leaves => {}
@@ -353,14 +347,23 @@ impl Hand {
                 }
                 // Only what is there of a file: what was written in its place would go to the kernel's own swap.
                 if seen != Seen::Leaves || leaving.1 != from {
-                    self.leave(core::mem::replace(&mut leaving, (from, from)));
+                    self.leave(area, core::mem::replace(&mut leaving, (from, from)));
                 }
                 leaving.1 = if seen == Seen::Leaves { to } else { from };
             }
             at = next.max(at + PAGE);
         }
-        self.leave(leaving);
-        true
+        self.leave(area, leaving);
+        leaving.0 == leaving.1 || !self.has_room(end)
+    }
+
+    /// Is there room again? Then the hand stops there.
+    fn has_room(&mut self, at: usize) -> bool {
+        let has_room = !self.files.is_full(self.engine.kernel.statm().resident);
+        if has_room {
+            self.at = at;
+        }
+        has_room
     }
 
     /// So many pages stay, and may go another time.
@@ -370,7 +373,7 @@ impl Hand {
     }
 
     /// Has the kernel reclaim what is there.
-    fn leave(&mut self, (start, end): (usize, usize)) {
+    fn leave(&mut self, area: &Mapped, (start, end): (usize, usize)) {
         if start == end {
             return;
         }
@@ -382,11 +385,13 @@ impl Hand {
             let mut runs = NO_RUNS;
             let (found, next) = self.find(at, end, &mut runs);
             for run in &runs[..found] {
-                let (from, to) = (run.start as usize, run.end as usize);
-                stay += (to - from) / PAGE;
+                stay += (run.end - run.start) as usize / PAGE;
                 // Single pages may have been on their way to the kernel's lists.
-                let whole = from.next_multiple_of(UNIT)..to;
-                whole.step_by(UNIT).for_each(|unit| self.units.stays(unit / UNIT));
+                let whole = |(from, to): &(usize, usize)| {
+                    (*from == start || area.unit(*from) != area.unit(from - 1))
+                        && (*to == end || *to == area.unit_end(*from))
+                };
+                area.parts(run).filter(whole).for_each(|(from, _)| self.units.stays(area.unit(from)));
             }
             at = next.max(at + PAGE);
         }
@@ -413,7 +418,7 @@ impl Hand {
             return_mask: raw::PAGE_IS_PRESENT as u64,
         };
         // SAFETY: there is room for so many.
-        match unsafe { pagemap_scan(&self.pagemap, &mut scan) } {
+        match unsafe { pagemap_scan(self.engine.kernel.pagemap(), &mut scan) } {
             Ok(found) => (found, scan.walk_end as usize),
             Err(_) => (0, end),
         }

@@ -322,6 +322,11 @@ impl Linux {
         self.uffd.as_fd()
     }
 
+    /// For [`pagemap_scan`].
+    pub fn pagemap(&self) -> &OwnedFd {
+        &self.pagemap
+    }
+
     /// What the kernel says of the address space.
     pub fn statm(&self) -> Statm {
         Statm::read(&self.statm)

@@ -5,11 +5,14 @@
 //! it did, by the rule that holds for the program's own memory ([`super::policy`]): at its turn a unit of heat `n` leaves with a
 //! chance of one in 4ⁿ. *Soon* is before as much has left as may be there, as the kernel's refault distance has it (workingset.c).
 
-use alloc::boxed::Box;
+use crate::space::discover::Device;
 use alloc::collections::BTreeMap;
+use core::num::NonZeroU32;
 
-/// Units whose states are kept together.
-const TOGETHER: usize = 512;
+/// Units whose states are kept together. Not many: of a large file there may be a page here and there.
+const TOGETHER: usize = 16;
+/// Fewer are not worth to be forgotten.
+const FEW: usize = 1024;
 /// The most of heat, and that of code which was not tried yet.
 const HOTTEST: u8 = 3;
 const CODE: u8 = 1;
@@ -29,16 +32,27 @@ pub enum Seen {
     Stuck,
 }
 
-/// What is known of units, by their number: their address by their size.
+/// A unit of a file. Its addresses say nothing of it: another file may be mapped there a moment later, and it elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// The file system, and the file's number there.
+    pub file: (Device, u64),
+    /// Which of the file's units.
+    pub number: usize,
+}
+
+/// What is known of units.
 #[derive(Debug)]
 pub struct Units {
-    known: BTreeMap<usize, Box<Together>>,
+    known: BTreeMap<((Device, u64), usize), Together>,
+    /// How many of them were left when the others were forgotten.
+    kept: usize,
     /// Units that have left so far, all kinds of memory together, and how many there may be.
     clock: u32,
     capacity: u32,
     turn: bool,
     /// The unit that was seen last in this round, and what came of it: it may be in parts.
-    last: Option<(usize, Seen)>,
+    last: Option<(Unit, Seen)>,
     dice: u32,
 }
 
@@ -52,7 +66,7 @@ struct Together {
 #[derive(Debug, Clone, Copy)]
 struct State {
     /// When it left, if it has since it was seen last.
-    left: Option<u32>,
+    left: Option<NonZeroU32>,
     /// None: it was not seen yet.
     heat: Option<u8>,
     /// Turns that it is left alone, for it could not leave.
@@ -62,7 +76,15 @@ struct State {
 impl Units {
     /// Nothing is known.
     pub fn new() -> Self {
-        Self { known: BTreeMap::new(), clock: 0, capacity: 0, turn: false, last: None, dice: 0x9e37_79b9 }
+        Self {
+            known: BTreeMap::new(),
+            kept: 0,
+            clock: 0,
+            capacity: 0,
+            turn: false,
+            last: None,
+            dice: 0x9e37_79b9,
+        }
     }
 
     /// A round begins: in a `turn` each unit has its turn. So many units have left so far, all kinds of memory together (`clock`),
@@ -72,13 +94,13 @@ impl Units {
     }
 
     /// A unit is there.
-    pub fn visit(&mut self, unit: usize, is_code: bool) -> Seen {
+    pub fn visit(&mut self, unit: Unit, is_code: bool) -> Seen {
         if let Some((_, seen)) = self.last.filter(|(last, _)| *last == unit) {
             return seen;
         }
         let (clock, capacity, turn, thrown) = (self.clock, self.capacity, self.turn, self.throw());
         let state = self.state(unit);
-        let came_back = state.left.take().map(|left| clock.wrapping_sub(left) < capacity);
+        let came_back = state.left.take().map(|left| clock.wrapping_sub(left.get()) < capacity);
         let heat = match (state.heat, came_back) {
             (Some(heat), Some(true)) => (heat + 1).min(HOTTEST),
             (Some(heat), Some(false)) => heat.saturating_sub(1),
@@ -94,7 +116,7 @@ impl Units {
         } else if came_back == Some(true) {
             Seen::CameBack
         } else if heat == 0 || turn && is_known && thrown % (1 << (2 * heat)) == 0 {
-            state.left = Some(clock);
+            state.left = NonZeroU32::new(clock.max(1));
             Seen::Leaves
         } else {
             Seen::Stays
@@ -112,22 +134,26 @@ impl Units {
     }
 
     /// A unit that was to leave has not.
-    pub fn stays(&mut self, unit: usize) {
+    pub fn stays(&mut self, unit: Unit) {
         let state = self.state(unit);
         (state.left, state.stuck) = (None, STUCK);
     }
 
-    fn state(&mut self, unit: usize) -> &mut State {
+    fn state(&mut self, unit: Unit) -> &mut State {
         const NEVER: State = State { left: None, heat: None, stuck: 0 };
-        let together = self.known.entry(unit / TOGETHER);
-        let together = together.or_insert_with(|| Box::new(Together { seen: 0, states: [NEVER; TOGETHER] }));
+        let together = self.known.entry((unit.file, unit.number / TOGETHER));
+        let together = together.or_insert(Together { seen: 0, states: [NEVER; TOGETHER] });
         together.seen = self.clock;
-        &mut together.states[unit % TOGETHER]
+        &mut together.states[unit.number % TOGETHER]
     }
 
     /// What was not seen for so long that it would be as if new is not known any more.
     pub fn forget(&mut self) {
+        if self.known.len() < 2 * self.kept + FEW {
+            return;
+        }
         self.known.retain(|_, together| self.clock.wrapping_sub(together.seen) < self.capacity);
+        self.kept = self.known.len();
     }
 }
 
@@ -141,9 +167,13 @@ impl Default for Units {
 mod tests {
     use super::*;
 
-    fn round(units: &mut Units, clock: u32, turn: bool, unit: usize) -> Seen {
+    fn unit(number: usize) -> Unit {
+        Unit { file: (Device { major: 8, minor: 1 }, 77), number }
+    }
+
+    fn round(units: &mut Units, clock: u32, turn: bool, number: usize) -> Seen {
         units.begin(clock, 100, turn);
-        units.visit(unit, false)
+        units.visit(unit(number), false)
     }
 
     /// Turns until it leaves, on average of many units of one heat.
@@ -177,7 +207,7 @@ mod tests {
     fn only_in_its_turn() {
         let mut units = Units::new();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
-        assert_eq!(units.visit(7, false), Seen::Leaves, "another part of it");
+        assert_eq!(units.visit(unit(7), false), Seen::Leaves, "another part of it");
         assert_eq!(round(&mut units, 50, false, 7), Seen::CameBack);
         (0..1000).for_each(|_| assert_eq!(round(&mut units, 60, false, 7), Seen::Stays));
     }
@@ -186,15 +216,15 @@ mod tests {
     fn what_comes_back_late_is_as_if_it_was_new() {
         let mut units = Units::new();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
-        assert_eq!(round(&mut units, 100, false, 7), Seen::Leaves);
+        assert_eq!(round(&mut units, 101, false, 7), Seen::Leaves);
     }
 
     #[test]
     fn code_stays_at_first_and_what_could_not_leave_for_some_turns() {
         let mut units = Units::new();
         units.begin(0, 100, true);
-        assert_eq!(units.visit(1, true), Seen::Stays);
-        units.stays(1);
+        assert_eq!(units.visit(unit(1), true), Seen::Stays);
+        units.stays(unit(1));
         (1..STUCK).for_each(|_| assert_eq!(round(&mut units, 0, true, 1), Seen::Stuck));
         assert_ne!(round(&mut units, 0, true, 1), Seen::Stuck);
     }
@@ -202,10 +232,12 @@ mod tests {
     #[test]
     fn what_was_not_seen_for_long_is_forgotten() {
         let mut units = Units::new();
-        round(&mut units, 0, false, 1);
-        round(&mut units, 90, false, TOGETHER);
+        (0..FEW).for_each(|number| _ = round(&mut units, 0, false, number * TOGETHER));
+        round(&mut units, 90, false, FEW * TOGETHER);
         units.begin(150, 100, false);
         units.forget();
         assert_eq!(units.known.len(), 1);
+        let other = Unit { file: (Device { major: 8, minor: 1 }, 78), number: FEW * TOGETHER };
+        assert_eq!(units.visit(other, false), Seen::Leaves, "of another file");
     }
 }

@@ -66,6 +66,11 @@ impl<'a> Area<'a> {
         Device::parse(self.backing.split(|b| *b == b' ').nth(1)?, 16)
     }
 
+    /// The number of its file there.
+    pub fn inode(&self) -> Option<u64> {
+        core::str::from_utf8(self.backing.split(|b| *b == b' ').nth(2)?).ok()?.parse().ok()
+    }
+
     fn is_start_of_file(&self) -> bool {
         self.offset() == 0
     }
@@ -84,7 +89,7 @@ fn hex(digits: &[u8]) -> Option<usize> {
 }
 
 /// Where a file system is, by its numbers; the first is 0 where that is no block device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
     /// Of the driver.
     pub major: u32,
@@ -329,7 +334,8 @@ mod tests {
     #[test]
     fn files_in_memory_are_told_by_their_file_system() {
         let area = Area::parse(b"7f00-7f01 r--s 00020000 fe:1a 77 /data").unwrap();
-        assert_eq!((area.offset(), area.device()), (0x2_0000, Some(Device { major: 0xfe, minor: 0x1a })));
+        assert_eq!((area.offset(), area.inode()), (0x2_0000, Some(77)));
+        assert_eq!(area.device(), Some(Device { major: 0xfe, minor: 0x1a }));
         let shm = Device { major: 0, minor: 41 };
         assert_eq!(mounted(b"36 35 0:41 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"), Some((shm, true)));
         assert_eq!(mounted(b"36 35 0:41 / /mnt rw - btrfs /dev/vda rw"), Some((shm, false)));
