@@ -14,6 +14,7 @@
 use crate::keeper::Keeper;
 use crate::maps::Maps;
 use crate::{sys, task};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
@@ -31,6 +32,9 @@ const UNIT: usize = UNIT_PAGES * PAGE;
 const RUNS: usize = 64;
 /// Fewer bytes of a file are not looked at.
 const SMALLEST: usize = 4 * PAGE;
+/// Whether what has left came back is looked at when this part of what may be there has left since. The hand comes there so much
+/// later, if a file is larger than that, that what is in use would look like what is read once.
+const SOON: u32 = 8;
 /// What is new is worth a round if it is so many pages, or this part of what is there: a round looks at all of that.
 const WORTH: usize = (4 << 20) / PAGE;
 const WORTH_SHARE: usize = 64;
@@ -190,9 +194,12 @@ impl Eye {
         is_on_disk
     }
 
-    /// Asks for a round if it is time, now that so much is there, of so many pages that may be.
-    pub fn look(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize) {
-        self.going = self.is_going(keeper, now, allowance);
+    /// Asks for a round if it is time, now that so much is there, of so many pages that may be, and so many (`least`) of the program's
+    /// own in any case. Returns how many the engine may have, what is mapped of files included.
+    pub fn look(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize, least: usize) -> usize {
+        self.going = self.is_going(keeper, now, allowance.max(keeper.engine.floor()), least);
+        // What may stay of files is for turns to find out, not for the last of the program's own to pay.
+        allowance.saturating_add(self.going).max(now.shared + least)
     }
 
     /// Of what was there, pages of files that are to go at once: they do not count any more, or the program's own memory would
@@ -201,7 +208,7 @@ impl Eye {
         self.going
     }
 
-    fn is_going(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize) -> usize {
+    fn is_going(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize, least: usize) -> usize {
         let (files, engine) = (&keeper.files, &keeper.engine);
         files.allowance.store(allowance, Ordering::Relaxed);
         if core::mem::take(&mut self.fresh) && self.found != self.told {
@@ -219,7 +226,8 @@ impl Eye {
             let own = now.resident.saturating_sub(now.shared);
             // All of the program's own had its turn; or hardly any of that is left.
             let has_turned = scanned - self.turned >= own.max(now.resident / 8) as u64;
-            let is_last = own < now.shared / 8 && now.resident > allowance.saturating_add(WORTH);
+            let is_last =
+                own < 2 * least.max(now.shared / 16) && now.resident > allowance.saturating_add(WORTH);
             let is_turn = has_turned || is_last && files.movable() > WORTH;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
             if !is_turn && !is_new {
@@ -280,6 +288,9 @@ struct Hand {
     units: Units,
     /// Where it stands.
     at: usize,
+    /// What has left, and when, by the units' clock.
+    left: VecDeque<(Mapped, u32)>,
+    capacity: u32,
     /// Pages that have gone in this round; that were met, and stay; and of these, that may go another time.
     gone: usize,
     met: usize,
@@ -289,15 +300,27 @@ struct Hand {
 impl Hand {
     fn new(keeper: &'static Keeper) -> Self {
         let (files, engine) = (&keeper.files, &keeper.engine);
-        Self { files, engine, mapped: Vec::new(), units: Units::new(), at: 0, gone: 0, met: 0, movable: 0 }
+        Self {
+            files,
+            engine,
+            mapped: Vec::new(),
+            units: Units::new(),
+            at: 0,
+            left: VecDeque::new(),
+            capacity: 0,
+            gone: 0,
+            met: 0,
+            movable: 0,
+        }
     }
 
     /// One round, until there is room; in a `turn` each unit has its turn, else what is cold goes.
     fn round(&mut self, turn: bool) {
         let before = self.engine.kernel.statm().shared;
-        let clock = (taken(self.engine) / UNIT_PAGES as u64) as u32;
         let capacity = self.files.allowance.load(Ordering::Relaxed) / UNIT_PAGES;
-        self.units.begin(clock, capacity.try_into().unwrap_or(u32::MAX), turn);
+        self.capacity = capacity.try_into().unwrap_or(u32::MAX);
+        self.units.begin(self.clock(), self.capacity, turn);
+        self.look_back();
         (self.gone, self.met, self.movable) = (0, 0, 0);
         let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
         let first = mapped.partition_point(|area| area.end <= at);
@@ -316,6 +339,33 @@ impl Hand {
         let left = before.saturating_sub(self.gone).max(self.met).min(shared);
         self.files.left.store(left, Ordering::Relaxed);
         self.files.movable.store(self.movable, Ordering::Relaxed);
+    }
+
+    /// Units that have left so far, all kinds of memory together.
+    fn clock(&self) -> u32 {
+        (taken(self.engine) / UNIT_PAGES as u64) as u32
+    }
+
+    /// Looks whether what has left came back, where it is time.
+    fn look_back(&mut self) {
+        let clock = self.clock();
+        self.units.tick(clock);
+        let is_due = |(_, left): &(Mapped, u32)| clock.wrapping_sub(*left) >= self.capacity / SOON;
+        while let Some((part, _)) = self.left.front().copied().filter(is_due) {
+            self.left.pop_front();
+            let mut at = part.start;
+            while at < part.end {
+                let mut runs = NO_RUNS;
+                let (found, next) = self.find(at, part.end, &mut runs);
+                for (from, to) in runs[..found].iter().flat_map(|run| part.parts(run)) {
+                    if self.units.came_back(part.unit(from)) {
+                        let pages = (to - from) / PAGE;
+                        Stats::add(&self.engine.stats.workingset_refault_file, pages as u64);
+                    }
+                }
+                at = next.max(at + PAGE);
+            }
+        }
     }
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
@@ -399,6 +449,10 @@ impl Hand {
         self.gone += gone;
         self.met += stay;
         Stats::add(&self.engine.stats.pgsteal_file, gone as u64);
+        if gone > 0 {
+            self.left.push_back((Mapped { start, end, ..*area }, self.clock()));
+        }
+        self.look_back();
     }
 
     /// Pages of files that are there, and where the search has come to.

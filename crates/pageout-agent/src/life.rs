@@ -448,9 +448,8 @@ impl Life {
             }
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
             self.keep_unasked_back(seen);
-            let allowed = (allowance as usize) / PAGE;
-            self.files.look(keeper, seen, allowed.max(engine.floor()));
-            engine.set_limit(allowed.saturating_add(self.files.going()));
+            let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
+            engine.set_limit(self.files.look(keeper, seen, allowed, least));
             engine.measured(resident);
             if now >= next_count {
                 self.count_unmanaged(keeper, resident);
@@ -536,7 +535,7 @@ impl Life {
             self.link.log(
                 1,
                 format_args!(
-                    "process {}: {}M of its memory cannot go (files, code, shared or locked memory, stacks and \
+                    "process {}: {}M of its memory cannot go (files of others, shared or locked memory, code, stacks and \
                      the like); it stays over its limit of {}M; give at least {}M",
                     keeper::program(),
                     mebibytes(stays),

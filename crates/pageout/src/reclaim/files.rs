@@ -93,6 +93,21 @@ impl Units {
         (self.clock, self.capacity, self.turn, self.last) = (clock, capacity, turn, None);
     }
 
+    /// In a round: so many units have left by now.
+    pub fn tick(&mut self, clock: u32) {
+        self.clock = clock;
+    }
+
+    /// A unit that left a moment ago is there again; false: that was known.
+    pub fn came_back(&mut self, unit: Unit) -> bool {
+        let state = self.state(unit);
+        let left = state.left.take().is_some();
+        if left {
+            state.heat = Some((state.heat.unwrap_or(0) + 1).min(HOTTEST));
+        }
+        left
+    }
+
     /// A unit is there.
     pub fn visit(&mut self, unit: Unit, is_code: bool) -> Seen {
         if let Some((_, seen)) = self.last.filter(|(last, _)| *last == unit) {
@@ -217,6 +232,14 @@ mod tests {
         let mut units = Units::new();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
         assert_eq!(round(&mut units, 101, false, 7), Seen::Leaves);
+    }
+
+    #[test]
+    fn what_is_seen_soon_needs_no_round() {
+        let mut units = Units::new();
+        assert_eq!(round(&mut units, 1, false, 7), Seen::Leaves);
+        assert!(units.came_back(unit(7)) && !units.came_back(unit(7)));
+        assert_eq!(round(&mut units, 1000, false, 7), Seen::Stays);
     }
 
     #[test]
