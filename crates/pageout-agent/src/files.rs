@@ -6,10 +6,10 @@
 //! which nothing would be gained.
 //!
 //! What is new goes first, before any memory of the program's. What comes back soon stays, and counts like the program's own
-//! memory; each unit has its turn as often as those ([`pageout::reclaim::files`]).
+//! memory; each unit has its turn as often as those ([`pageout::reclaim::files`]). But the least that a process keeps is of its own.
 //!
-//! The first thread says what is mapped ([`Files::found`]) and when it is time ([`Files::look`]); a thread of its own, made
-//! when it is first needed, does it, for a disk may take its time.
+//! The keeper's first thread says what is mapped and when it is time ([`Eye`]); a thread of its own, made when it is first needed,
+//! goes round ([`Hand`]), for a disk may take its time.
 
 use crate::keeper::Keeper;
 use crate::maps::Maps;
