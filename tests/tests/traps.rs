@@ -72,7 +72,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("limit-{how}-{threads}"), move || settings.limit(how, threads)));
         }
     }
-    for how in ["shared", "private"] {
+    for how in ["shared", "private", "used"] {
         trials.push(Trial::test(format!("limit-files-{how}"), move || settings.files_leave(how)));
     }
     trials.push(Trial::test("limit-host", move || settings.host_limit()));
@@ -387,20 +387,22 @@ impl Settings {
         let run = self.under_pageout(limit, &arguments)?;
         let done = self.finish(run.command, Vec::new())?;
         check_ok(&done)?;
-        let [files, own] = counters(&run.stats, ["pgsteal_file", "pswpout"])?;
+        let [files, out, back] = counters(&run.stats, ["pgsteal_file", "pswpout", "pswpin"])?;
         if files == 0 {
             eprintln!("limit-files-{how}: skipped: the directory of the tests is in memory");
             return Ok(());
         }
         let resident = done.stdout.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok());
         let resident = resident.ok_or_else(|| format!("said {:?}", done.stdout))? << 10;
-        eprintln!(
-            "limit-files-{how}: {} of {} resident, {files} pages of files left, {own} others",
+        let found = format!(
+            "{} of {} resident, {files} pages of files left, {out} others, of which {back} came back",
             in_mib(resident),
             in_mib(limit)
         );
-        if resident > limit + limit / 16 || own > (size / 16 / 4096) as u64 {
-            return Err(format!("{} resident, and {own} pages went out", in_mib(resident)).into());
+        eprintln!("limit-files-{how}: {found}");
+        let few = (size / 16 / 4096) as u64;
+        if resident > limit + limit / 16 || out > few || back > few {
+            return Err(found.into());
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::engine::Engine;
-use pageout::kernel::{pagemap_scan, Linux, Statm};
+use pageout::kernel::{pagemap_scan, Kernel, Linux, Statm};
 use pageout::reclaim::files::{Seen, Unit, Units};
 use pageout::space::discover::{mounted, Area, Device};
 use pageout::space::{BLOCK, PAGE, UNIT_PAGES};
@@ -40,6 +40,8 @@ const WORTH: usize = (4 << 20) / PAGE;
 const WORTH_SHARE: usize = 64;
 /// This part of what may be there is to be free.
 const MARGIN: usize = 32;
+/// How often (ns) all are tried while too much is there and none of it may go.
+const TURN_EVERY: u64 = 100_000_000;
 /// No round; one for what is new and what is cold; one in which each unit has its turn. Either ends when there is room.
 const NONE: u32 = 0;
 const NEW: u32 = 1;
@@ -54,11 +56,18 @@ struct Mapped {
     base: usize,
     file: (Device, u64),
     is_code: bool,
+    is_shared: bool,
 }
 
 impl Mapped {
     fn unit(&self, at: usize) -> Unit {
         Unit { file: self.file, number: at.wrapping_sub(self.base) / UNIT }
+    }
+
+    /// The part of the mapping that is in the same 2 MiB of the file as an address.
+    fn block(&self, at: usize) -> (usize, usize) {
+        let start = at - at.wrapping_sub(self.base) % BLOCK;
+        (start.max(self.start), (start + BLOCK).min(self.end))
     }
 
     /// Where the unit ends that is at an address.
@@ -128,8 +137,9 @@ pub struct Eye {
     going: usize,
     /// There is a thread that reclaims, or there can be none. None: it was not needed yet.
     works: Option<bool>,
-    /// Pages of its own that had been looked at when each unit had its last turn.
+    /// Pages of its own that had been looked at when each unit had its last turn, and when (ns) the next is due in any case.
     turned: u64,
+    next_turn: u64,
 }
 
 impl Eye {
@@ -144,6 +154,7 @@ impl Eye {
             going: 0,
             works: None,
             turned: 0,
+            next_turn: 0,
         }
     }
 
@@ -173,8 +184,9 @@ impl Eye {
             return;
         };
         let base = area.start.wrapping_sub(area.offset());
-        let is_code = area.permissions.get(2) == Some(&b'x');
-        self.found.push(Mapped { start: area.start, end: area.end, base, file, is_code });
+        let [is_code, is_shared] =
+            [(2, b'x'), (3, b's')].map(|(at, it)| area.permissions.get(at) == Some(&it));
+        self.found.push(Mapped { start: area.start, end: area.end, base, file, is_code, is_shared });
     }
 
     /// Do files there take memory only while they are used?
@@ -197,7 +209,7 @@ impl Eye {
     /// Asks for a round if it is time, now that so much is there, of so many pages that may be, and so many (`least`) of the program's
     /// own in any case. Returns how many the engine may have, what is mapped of files included.
     pub fn look(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize, least: usize) -> usize {
-        self.going = self.is_going(keeper, now, allowance.max(keeper.engine.floor()), least);
+        self.going = self.is_going(keeper, now, allowance, least);
         // What may stay of files is for turns to find out, not for the last of the program's own to pay.
         allowance.saturating_add(self.going).max(now.shared + least)
     }
@@ -226,15 +238,18 @@ impl Eye {
             let own = now.resident.saturating_sub(now.shared);
             // All of the program's own had its turn; or hardly any of that is left.
             let has_turned = scanned - self.turned >= own.max(now.resident / 8) as u64;
-            let is_last =
-                own < 2 * least.max(now.shared / 16) && now.resident > allowance.saturating_add(WORTH);
-            let is_turn = has_turned || is_last && files.movable() > WORTH;
+            let over = now.resident.saturating_sub(allowance);
+            let is_last = own < 2 * least.max(now.shared / 16) && over > WORTH;
+            // What could not go may have been written to the disk since.
+            let time = engine.kernel.now();
+            let is_due = is_last && (files.movable() + new >= over || time >= self.next_turn);
+            let is_turn = has_turned || is_due;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
             if !is_turn && !is_new {
                 return if self.works.is_some() { new } else { 0 };
             }
             if is_turn {
-                self.turned = scanned;
+                (self.turned, self.next_turn) = (scanned, time + TURN_EVERY);
             }
             if self.works.is_none() {
                 // SAFETY: the keeper lives as long as its process, and `reclaim` never returns.
@@ -353,32 +368,23 @@ impl Hand {
         let is_due = |(_, left): &(Mapped, u32)| clock.wrapping_sub(*left) >= self.capacity / SOON;
         while let Some((part, _)) = self.left.front().copied().filter(is_due) {
             self.left.pop_front();
-            let mut at = part.start;
-            while at < part.end {
-                let mut runs = NO_RUNS;
-                let (found, next) = self.find(at, part.end, &mut runs);
-                for (from, to) in runs[..found].iter().flat_map(|run| part.parts(run)) {
-                    if self.units.came_back(part.unit(from)) {
-                        let pages = (to - from) / PAGE;
-                        Stats::add(&self.engine.stats.workingset_refault_file, pages as u64);
-                    }
-                }
-                at = next.max(at + PAGE);
+            let mut back = Vec::new();
+            self.each_part(&part, part.start, part.end, |from, to| back.push((part.unit(from), to - from)));
+            for (_, bytes) in back.into_iter().filter(|(unit, _)| self.units.came_back(*unit)) {
+                Stats::add(&self.engine.stats.workingset_refault_file, (bytes / PAGE) as u64);
             }
         }
     }
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
     fn pass(&mut self, area: &Mapped, mut at: usize, end: usize) -> bool {
-        // The kernel has files in pieces of up to 2 MiB, and does not divide one that is to be written yet. More it is not asked
-        // for at once: it holds the lock of the program's mappings meanwhile.
-        let block = |at: usize| at.wrapping_sub(area.base) / BLOCK;
+        // More than such a block the kernel is not asked for at once: it holds the lock of the program's mappings meanwhile.
         let mut leaving = (0, 0);
         while at < end {
             let mut runs = NO_RUNS;
             let (found, next) = self.find(at, end, &mut runs);
             for (from, to) in runs[..found].iter().flat_map(|run| area.parts(run)) {
-                if leaving.0 < leaving.1 && block(leaving.0) != block(from) {
+                if leaving.0 < leaving.1 && area.block(leaving.0) != area.block(from) {
                     self.leave(area, core::mem::replace(&mut leaving, (from, from)));
                     if self.has_room(from) {
                         return false;
@@ -427,32 +433,64 @@ impl Hand {
         if start == end {
             return;
         }
-        // SAFETY: not a byte of it changes, whatever is mapped there.
-        // Where it is refused, locked memory, all is there still.
-        let _ = unsafe { sys::call(raw::__NR_madvise, start, end - start, raw::MADV_PAGEOUT as usize, 0) };
-        let (mut at, mut stay) = (start, 0);
-        while at < end {
-            let mut runs = NO_RUNS;
-            let (found, next) = self.find(at, end, &mut runs);
-            for run in &runs[..found] {
-                stay += (run.end - run.start) as usize / PAGE;
-                // Single pages may have been on their way to the kernel's lists.
-                let whole = |(from, to): &(usize, usize)| {
-                    (*from == start || area.unit(*from) != area.unit(from - 1))
-                        && (*to == end || *to == area.unit_end(*from))
-                };
-                area.parts(run).filter(whole).for_each(|(from, _)| self.units.stays(area.unit(from)));
-            }
-            at = next.max(at + PAGE);
+        let mut gone = self.reclaimed(area, start, end);
+        // The kernel has files in pieces of up to 2 MiB, and does not divide one that is to be written yet. So all of it goes; not
+        // of what is private: what was written there would go to the kernel's own swap.
+        let (first, last) = area.block(start);
+        if gone == 0 && area.is_shared && (first, last) != (start, end) {
+            gone = self.reclaimed(area, first, last);
         }
-        let gone = ((end - start) / PAGE).saturating_sub(stay);
+        let stays = ((end - start) / PAGE).saturating_sub(gone);
+        if stays > 0 {
+            self.stuck(area, start, end);
+        }
         self.gone += gone;
-        self.met += stay;
+        self.met += stays;
         Stats::add(&self.engine.stats.pgsteal_file, gone as u64);
         if gone > 0 {
             self.left.push_back((Mapped { start, end, ..*area }, self.clock()));
         }
         self.look_back();
+    }
+
+    /// The same; how many pages have gone.
+    fn reclaimed(&self, area: &Mapped, start: usize, end: usize) -> usize {
+        let there = || self.count(area, start, end);
+        let before = there();
+        // SAFETY: not a byte of it changes, whatever is mapped there.
+        // Where it is refused, locked memory, all is there still.
+        let _ = unsafe { sys::call(raw::__NR_madvise, start, end - start, raw::MADV_PAGEOUT as usize, 0) };
+        before.saturating_sub(there())
+    }
+
+    /// Pages that are there.
+    fn count(&self, area: &Mapped, start: usize, end: usize) -> usize {
+        let mut pages = 0;
+        self.each_part(area, start, end, |from, to| pages += (to - from) / PAGE);
+        pages
+    }
+
+    /// What is there did not leave. Single pages may have been on their way to the kernel's lists.
+    fn stuck(&mut self, area: &Mapped, start: usize, end: usize) {
+        let mut whole = Vec::new();
+        self.each_part(area, start, end, |from, to| {
+            let is_first = from == start || area.unit(from) != area.unit(from - 1);
+            if is_first && (to == end || to == area.unit_end(from)) {
+                whole.push(area.unit(from));
+            }
+        });
+        whole.into_iter().for_each(|unit| self.units.stays(unit));
+    }
+
+    /// Calls `each` with what is there of each unit.
+    fn each_part(&self, area: &Mapped, start: usize, end: usize, mut each: impl FnMut(usize, usize)) {
+        let mut at = start;
+        while at < end {
+            let mut runs = NO_RUNS;
+            let (found, next) = self.find(at, end, &mut runs);
+            runs[..found].iter().flat_map(|run| area.parts(run)).for_each(|(from, to)| each(from, to));
+            at = next.max(at + PAGE);
+        }
     }
 
     /// Pages of files that are there, and where the search has come to.

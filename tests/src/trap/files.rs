@@ -5,7 +5,7 @@ use super::span::{Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("files-read", "files that are mapped, shared and private, are read at random", files_read),
@@ -24,7 +24,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("files-forked", "children read what is mapped, and write to it", files_forked),
     Trap::new(
         "scan",
-        "[private]: reads a file of --size through its mapping, rests, and says what is resident",
+        "[private|used]: reads a file of --size through its mapping, in order, or at random beside a little of its own; rests, and says what is resident",
         scan,
     )
     .helper(),
@@ -224,19 +224,33 @@ fn files_forked(ctx: &Ctx) -> Outcome {
 
 fn scan(ctx: &Ctx) -> Outcome {
     let file = file_of(ctx.size)?;
-    let how = match ctx.args.first().map(String::as_str) {
-        Some("private") => libc::MAP_PRIVATE,
-        _ => libc::MAP_SHARED,
-    };
-    let field = mapped(&file, ctx.size, libc::PROT_READ, how)?;
+    let how = ctx.args.first().map(String::as_str);
+    let flags = if how == Some("private") { libc::MAP_PRIVATE } else { libc::MAP_SHARED };
+    let field = mapped(&file, ctx.size, libc::PROT_READ, flags)?;
+    if how == Some("used") {
+        let own = sys::map(8 << 20)?;
+        own.fill(1);
+        let mut dice = Dice::new(0);
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < deadline {
+            check_piece(field, &mut dice)?;
+            own.page(dice.roll(own.pages())).check(1)?;
+        }
+        say_resident()?;
+        return own.check(1);
+    }
     let own = sys::map(ctx.size / 16)?;
     own.fill(1);
     for _ in 0..2 {
         field.check_as(ORIGIN, 1)?;
     }
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
-    println!("{}", line("VmRSS"));
+    say_resident()?;
     own.check(1)
+}
+
+fn say_resident() -> Outcome {
+    std::thread::sleep(Duration::from_millis(500));
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    println!("{}", status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or_default());
+    Ok(())
 }
