@@ -42,6 +42,8 @@ const WORTH_SHARE: usize = 64;
 const MARGIN: usize = 32;
 /// How often (ns) all are tried while too much is there and none of it may go.
 const TURN_EVERY: u64 = 100_000_000;
+/// The same of making the thread, where there is no room for it.
+const TRY_EVERY: u64 = 1_000_000_000;
 /// No round; one for what is new and what is cold; one in which each unit has its turn. Either ends when there is room.
 const NONE: u32 = 0;
 const NEW: u32 = 1;
@@ -135,8 +137,9 @@ pub struct Eye {
     fresh: bool,
     /// Of what is there, pages that do not count: they are to go.
     going: usize,
-    /// There is a thread that reclaims, or there can be none. None: it was not needed yet.
-    works: Option<bool>,
+    /// There is a thread that reclaims; and when (ns) it is tried again to make it.
+    works: bool,
+    next_try: u64,
     /// Pages of its own that had been looked at when each unit had its last turn, and when (ns) the next is due in any case.
     turned: u64,
     next_turn: u64,
@@ -152,7 +155,8 @@ impl Eye {
             told: Vec::new(),
             fresh: false,
             going: 0,
-            works: None,
+            works: false,
+            next_try: 0,
             turned: 0,
             next_turn: 0,
         }
@@ -227,7 +231,7 @@ impl Eye {
             self.told.clone_from(&self.found);
             *files.found.lock() = Some(self.found.clone());
         }
-        if self.told.is_empty() || self.works == Some(false) {
+        if self.told.is_empty() {
             return 0;
         }
         // What a round has left is known once it is over.
@@ -246,18 +250,22 @@ impl Eye {
             let is_turn = has_turned || is_due;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);
             if !is_turn && !is_new {
-                return if self.works.is_some() { new } else { 0 };
+                return if self.works { new } else { 0 };
             }
             if is_turn {
                 (self.turned, self.next_turn) = (scanned, time + TURN_EVERY);
             }
-            if self.works.is_none() {
+            if !self.works {
+                if time < self.next_try {
+                    return 0;
+                }
                 // SAFETY: the keeper lives as long as its process, and `reclaim` never returns.
                 let started =
                     unsafe { task::start(task::Kind::Thread, reclaim, keeper as *const Keeper as usize) };
-                self.works = Some(started.is_ok());
-                if let Err(errno) = started {
-                    keeper.link.log(0, format_args!("no thread to have mapped files leave: {errno}"));
+                self.works = started.is_ok();
+                // There may be no room for its stack in a program that has all mappings that it may: until then, all stays.
+                if !self.works {
+                    self.next_try = time + TRY_EVERY;
                     return 0;
                 }
             }
