@@ -22,19 +22,14 @@ use pageout::engine::Engine;
 use pageout::kernel::{pagemap_scan, Kernel, Linux, Statm};
 use pageout::reclaim::files::{Seen, Unit, Units};
 use pageout::space::discover::{mounted, Area, Device};
-use pageout::space::{BLOCK, PAGE, UNIT_PAGES};
+use pageout::space::{BLOCK, PAGE, UNIT, UNIT_PAGES};
 use pageout::stats::Stats;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
 
-/// A unit, in bytes.
-const UNIT: usize = UNIT_PAGES * PAGE;
 /// Runs of pages that are looked for at once.
 const RUNS: usize = 64;
 /// Fewer bytes of a file are not looked at.
 const SMALLEST: usize = 4 * PAGE;
-/// Whether what has left came back is looked at when this part of what may be there has left since. The hand comes there so much
-/// later, if a file is larger than that, that what is in use would look like what is read once.
-const SOON: u32 = 8;
 /// What is new is worth a round if it is so many pages, or this part of what is there: a round looks at all of that.
 const WORTH: usize = (4 << 20) / PAGE;
 const WORTH_SHARE: usize = 64;
@@ -50,7 +45,7 @@ const NEW: u32 = 1;
 const TURN: u32 = 2;
 
 /// A file's mapping.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Mapped {
     start: usize,
     end: usize,
@@ -128,12 +123,10 @@ impl Files {
 /// The first thread's part.
 pub struct Eye {
     /// The file that this code is in. Who answers faults must not wait for a disk.
-    own: Vec<u8>,
+    own: Option<(Device, u64)>,
     devices: Vec<(Device, bool)>,
     found: Vec<Mapped>,
-    /// What [`Files`] knows.
-    told: Vec<Mapped>,
-    /// It was gone through since.
+    /// [`Files`] does not know of it yet.
     fresh: bool,
     /// Of what is there, pages that do not count: they are to go.
     going: usize,
@@ -149,10 +142,9 @@ impl Eye {
     /// Has seen nothing.
     pub fn new() -> Self {
         Self {
-            own: Vec::new(),
+            own: None,
             devices: Vec::new(),
             found: Vec::new(),
-            told: Vec::new(),
             fresh: false,
             going: 0,
             works: false,
@@ -166,27 +158,19 @@ impl Eye {
     pub fn open(&mut self) {
         self.found.clear();
         self.fresh = true;
-        if self.own.is_empty() {
-            let code = reclaim as *const () as usize;
-            Maps::new().read(c"/proc/self/maps", |line| {
-                if let Some(area) = Area::parse(line).filter(|area| (area.start..area.end).contains(&code)) {
-                    self.own.extend_from_slice(area.name);
-                }
-            });
-        }
     }
 
     /// The next line of it.
     pub fn see(&mut self, area: &Area<'_>) {
-        // Its file may have been removed since, which is said behind the name.
-        let is_own = self.own.is_empty() || area.name.starts_with(&self.own);
-        if !area.name.starts_with(b"/") || area.end - area.start < SMALLEST || is_own {
-            return;
-        }
-        let Some(file) = area.device().zip(area.inode()).filter(|(device, _)| self.is_on_disk(*device))
-        else {
+        let Some(file) = area.device().zip(area.inode()).filter(|_| area.name.starts_with(b"/")) else {
             return;
         };
+        if (area.start..area.end).contains(&(reclaim as *const () as usize)) {
+            self.own = Some(file);
+        }
+        if area.end - area.start < SMALLEST || !self.is_on_disk(file.0) {
+            return;
+        }
         let base = area.start.wrapping_sub(area.offset());
         let [is_code, is_shared] =
             [(2, b'x'), (3, b's')].map(|(at, it)| area.permissions.get(at) == Some(&it));
@@ -227,11 +211,11 @@ impl Eye {
     fn is_going(&mut self, keeper: &'static Keeper, now: Statm, allowance: usize, least: usize) -> usize {
         let (files, engine) = (&keeper.files, &keeper.engine);
         files.allowance.store(allowance, Ordering::Relaxed);
-        if core::mem::take(&mut self.fresh) && self.found != self.told {
-            self.told.clone_from(&self.found);
+        if core::mem::take(&mut self.fresh) {
+            self.found.retain(|mapped| Some(mapped.file) != self.own);
             *files.found.lock() = Some(self.found.clone());
         }
-        if self.told.is_empty() {
+        if self.found.is_empty() {
             return 0;
         }
         // What a round has left is known once it is over.
@@ -283,7 +267,7 @@ fn taken(engine: &Engine<Linux>) -> u64 {
 
 /// The thread that has the kernel reclaim.
 extern "C" fn reclaim(keeper: usize) -> ! {
-    // SAFETY: see `Eye::look`.
+    // SAFETY: see `Eye::is_going`.
     let keeper = unsafe { &*(keeper as *const Keeper) };
     sys::go_first();
     let files = &keeper.files;
@@ -313,7 +297,6 @@ struct Hand {
     at: usize,
     /// What has left, and when, by the units' clock.
     left: VecDeque<(Mapped, u32)>,
-    capacity: u32,
     /// Pages that have gone in this round; that were met, and stay; and of these, that may go another time.
     gone: usize,
     met: usize,
@@ -327,10 +310,9 @@ impl Hand {
             files,
             engine,
             mapped: Vec::new(),
-            units: Units::new(),
+            units: Units::default(),
             at: 0,
             left: VecDeque::new(),
-            capacity: 0,
             gone: 0,
             met: 0,
             movable: 0,
@@ -341,8 +323,7 @@ impl Hand {
     fn round(&mut self, turn: bool) {
         let before = self.engine.kernel.statm().shared;
         let capacity = self.files.allowance.load(Ordering::Relaxed) / UNIT_PAGES;
-        self.capacity = capacity.try_into().unwrap_or(u32::MAX);
-        self.units.begin(self.clock(), self.capacity, turn);
+        self.units.begin(self.clock(), capacity.try_into().unwrap_or(u32::MAX), turn);
         self.look_back();
         (self.gone, self.met, self.movable) = (0, 0, 0);
         let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
@@ -371,27 +352,26 @@ impl Hand {
 
     /// Looks whether what has left came back, where it is time.
     fn look_back(&mut self) {
-        let clock = self.clock();
-        self.units.tick(clock);
-        let is_due = |(_, left): &(Mapped, u32)| clock.wrapping_sub(*left) >= self.capacity / SOON;
-        while let Some((part, _)) = self.left.front().copied().filter(is_due) {
+        self.units.tick(self.clock());
+        while let Some((part, _)) = self.left.front().copied().filter(|(_, left)| self.units.is_due(*left)) {
             self.left.pop_front();
-            let mut back = Vec::new();
-            self.each_part(&part, part.start, part.end, |from, to| back.push((part.unit(from), to - from)));
-            for (_, bytes) in back.into_iter().filter(|(unit, _)| self.units.came_back(*unit)) {
-                Stats::add(&self.engine.stats.workingset_refault_file, (bytes / PAGE) as u64);
-            }
+            each_part(self.engine, &part, part.start, part.end, |from, to| {
+                if self.units.came_back(part.unit(from)) {
+                    let pages = (to - from) / PAGE;
+                    Stats::add(&self.engine.stats.workingset_refault_file, pages as u64);
+                }
+            });
         }
     }
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
     fn pass(&mut self, area: &Mapped, mut at: usize, end: usize) -> bool {
-        // More than such a block the kernel is not asked for at once: it holds the lock of the program's mappings meanwhile.
         let mut leaving = (0, 0);
         while at < end {
             let mut runs = NO_RUNS;
-            let (found, next) = self.find(at, end, &mut runs);
+            let (found, next) = find(self.engine, at, end, &mut runs);
             for (from, to) in runs[..found].iter().flat_map(|run| area.parts(run)) {
+                // More than a block the kernel is not asked for at once: it holds the lock of the program's mappings meanwhile.
                 if leaving.0 < leaving.1 && area.block(leaving.0) != area.block(from) {
                     self.leave(area, core::mem::replace(&mut leaving, (from, from)));
                     if self.has_room(from) {
@@ -441,12 +421,13 @@ impl Hand {
         if start == end {
             return;
         }
-        let mut gone = self.reclaimed(area, start, end);
+        // All of it is there.
+        let mut gone = self.reclaimed(area, start, end, (end - start) / PAGE);
         // The kernel has files in pieces of up to 2 MiB, and does not divide one that is to be written yet. So all of it goes; not
         // of what is private: what was written there would go to the kernel's own swap.
         let (first, last) = area.block(start);
         if gone == 0 && area.is_shared && (first, last) != (start, end) {
-            gone = self.reclaimed(area, first, last);
+            gone = self.reclaimed(area, first, last, self.count(area, first, last));
         }
         let stays = ((end - start) / PAGE).saturating_sub(gone);
         if stays > 0 {
@@ -461,67 +442,74 @@ impl Hand {
         self.look_back();
     }
 
-    /// The same; how many pages have gone.
-    fn reclaimed(&self, area: &Mapped, start: usize, end: usize) -> usize {
-        let there = || self.count(area, start, end);
-        let before = there();
+    /// The same of so many pages; how many have gone.
+    fn reclaimed(&self, area: &Mapped, start: usize, end: usize, pages: usize) -> usize {
         // SAFETY: not a byte of it changes, whatever is mapped there.
         // Where it is refused, locked memory, all is there still.
         let _ = unsafe { sys::call(raw::__NR_madvise, start, end - start, raw::MADV_PAGEOUT as usize, 0) };
-        before.saturating_sub(there())
+        pages.saturating_sub(self.count(area, start, end))
     }
 
     /// Pages that are there.
     fn count(&self, area: &Mapped, start: usize, end: usize) -> usize {
         let mut pages = 0;
-        self.each_part(area, start, end, |from, to| pages += (to - from) / PAGE);
+        each_part(self.engine, area, start, end, |from, to| pages += (to - from) / PAGE);
         pages
     }
 
     /// What is there did not leave. Single pages may have been on their way to the kernel's lists.
     fn stuck(&mut self, area: &Mapped, start: usize, end: usize) {
-        let mut whole = Vec::new();
-        self.each_part(area, start, end, |from, to| {
+        each_part(self.engine, area, start, end, |from, to| {
             let is_first = from == start || area.unit(from) != area.unit(from - 1);
             if is_first && (to == end || to == area.unit_end(from)) {
-                whole.push(area.unit(from));
+                self.units.stays(area.unit(from));
             }
         });
-        whole.into_iter().for_each(|unit| self.units.stays(unit));
     }
+}
 
-    /// Calls `each` with what is there of each unit.
-    fn each_part(&self, area: &Mapped, start: usize, end: usize, mut each: impl FnMut(usize, usize)) {
-        let mut at = start;
-        while at < end {
-            let mut runs = NO_RUNS;
-            let (found, next) = self.find(at, end, &mut runs);
-            runs[..found].iter().flat_map(|run| area.parts(run)).for_each(|(from, to)| each(from, to));
-            at = next.max(at + PAGE);
-        }
+/// Calls `each` with what is there of each unit.
+fn each_part(
+    engine: &Engine<Linux>,
+    area: &Mapped,
+    start: usize,
+    end: usize,
+    mut each: impl FnMut(usize, usize),
+) {
+    let mut at = start;
+    while at < end {
+        let mut runs = NO_RUNS;
+        let (found, next) = find(engine, at, end, &mut runs);
+        runs[..found].iter().flat_map(|run| area.parts(run)).for_each(|(from, to)| each(from, to));
+        at = next.max(at + PAGE);
     }
+}
 
-    /// Pages of files that are there, and where the search has come to.
-    fn find(&self, start: usize, end: usize, runs: &mut [raw::page_region; RUNS]) -> (usize, usize) {
-        let mut scan = raw::pm_scan_arg {
-            size: 0,
-            flags: 0,
-            start: start as u64,
-            end: end as u64,
-            walk_end: 0,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: RUNS as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: (raw::PAGE_IS_FILE | raw::PAGE_IS_PRESENT) as u64,
-            category_anyof_mask: 0,
-            return_mask: raw::PAGE_IS_PRESENT as u64,
-        };
-        // SAFETY: there is room for so many.
-        match unsafe { pagemap_scan(self.engine.kernel.pagemap(), &mut scan) } {
-            Ok(found) => (found, scan.walk_end as usize),
-            Err(_) => (0, end),
-        }
+/// Pages of files that are there, and where the search has come to.
+fn find(
+    engine: &Engine<Linux>,
+    start: usize,
+    end: usize,
+    runs: &mut [raw::page_region; RUNS],
+) -> (usize, usize) {
+    let mut scan = raw::pm_scan_arg {
+        size: 0,
+        flags: 0,
+        start: start as u64,
+        end: end as u64,
+        walk_end: 0,
+        vec: runs.as_mut_ptr() as u64,
+        vec_len: RUNS as u64,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: (raw::PAGE_IS_FILE | raw::PAGE_IS_PRESENT) as u64,
+        category_anyof_mask: 0,
+        return_mask: raw::PAGE_IS_PRESENT as u64,
+    };
+    // SAFETY: there is room for so many.
+    match unsafe { pagemap_scan(engine.kernel.pagemap(), &mut scan) } {
+        Ok(found) => (found, scan.walk_end as usize),
+        Err(_) => (0, end),
     }
 }
 

@@ -5,6 +5,7 @@
 //! it did, by the rule that holds for the program's own memory ([`super::policy`]): at its turn a unit of heat `n` leaves with a
 //! chance of one in 4ⁿ. *Soon* is before as much has left as may be there, as the kernel's refault distance has it (workingset.c).
 
+use super::policy::Dice;
 use crate::space::discover::Device;
 use alloc::collections::BTreeMap;
 use core::num::NonZeroU32;
@@ -16,6 +17,9 @@ const FEW: usize = 1024;
 /// The most of heat, and that of code which was not tried yet.
 const HOTTEST: u8 = 3;
 const CODE: u8 = 1;
+/// Whether what has left came back is looked at when this part of what may be there has left since. The hand comes there so much
+/// later, if a file is larger than that, that what is in use would look like what is read once.
+const SOON: u32 = 8;
 /// For so many turns what the kernel did not reclaim is left alone.
 const STUCK: u8 = 8;
 
@@ -42,7 +46,7 @@ pub struct Unit {
 }
 
 /// What is known of units.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Units {
     known: BTreeMap<((Device, u64), usize), Together>,
     /// How many of them were left when the others were forgotten.
@@ -53,7 +57,7 @@ pub struct Units {
     turn: bool,
     /// The unit that was seen last in this round, and what came of it: it may be in parts.
     last: Option<(Unit, Seen)>,
-    dice: u32,
+    dice: Dice,
 }
 
 #[derive(Debug)]
@@ -74,19 +78,6 @@ struct State {
 }
 
 impl Units {
-    /// Nothing is known.
-    pub fn new() -> Self {
-        Self {
-            known: BTreeMap::new(),
-            kept: 0,
-            clock: 0,
-            capacity: 0,
-            turn: false,
-            last: None,
-            dice: 0x9e37_79b9,
-        }
-    }
-
     /// A round begins: in a `turn` each unit has its turn. So many units have left so far, all kinds of memory together (`clock`),
     /// and so many may be there.
     pub fn begin(&mut self, clock: u32, capacity: u32, turn: bool) {
@@ -96,6 +87,11 @@ impl Units {
     /// In a round: so many units have left by now.
     pub fn tick(&mut self, clock: u32) {
         self.clock = clock;
+    }
+
+    /// Is it time to look whether what `left` when the clock said so came back?
+    pub fn is_due(&self, left: u32) -> bool {
+        self.clock.wrapping_sub(left) >= self.capacity / SOON
     }
 
     /// A unit that left a moment ago is there again; false: that was known.
@@ -113,7 +109,7 @@ impl Units {
         if let Some((_, seen)) = self.last.filter(|(last, _)| *last == unit) {
             return seen;
         }
-        let (clock, capacity, turn, thrown) = (self.clock, self.capacity, self.turn, self.throw());
+        let (clock, capacity, turn, thrown) = (self.clock, self.capacity, self.turn, self.dice.throw());
         let state = self.state(unit);
         let came_back = state.left.take().map(|left| clock.wrapping_sub(left.get()) < capacity);
         let heat = match (state.heat, came_back) {
@@ -140,14 +136,6 @@ impl Units {
         seen
     }
 
-    /// A number by chance: Marsaglia's xorshift.
-    fn throw(&mut self) -> u32 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 17;
-        self.dice ^= self.dice << 5;
-        self.dice >> 8
-    }
-
     /// A unit that was to leave has not.
     pub fn stays(&mut self, unit: Unit) {
         let state = self.state(unit);
@@ -172,12 +160,6 @@ impl Units {
     }
 }
 
-impl Default for Units {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
@@ -193,7 +175,7 @@ mod tests {
 
     /// Turns until it leaves, on average of many units of one heat.
     fn turns(heat: u8) -> f64 {
-        let mut units = Units::new();
+        let mut units = Units::default();
         let many = 1000;
         let mut sum = 0;
         for unit in 0..many {
@@ -220,7 +202,7 @@ mod tests {
 
     #[test]
     fn only_in_its_turn() {
-        let mut units = Units::new();
+        let mut units = Units::default();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
         assert_eq!(units.visit(unit(7), false), Seen::Leaves, "another part of it");
         assert_eq!(round(&mut units, 50, false, 7), Seen::CameBack);
@@ -229,14 +211,14 @@ mod tests {
 
     #[test]
     fn what_comes_back_late_is_as_if_it_was_new() {
-        let mut units = Units::new();
+        let mut units = Units::default();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
         assert_eq!(round(&mut units, 101, false, 7), Seen::Leaves);
     }
 
     #[test]
     fn what_is_seen_soon_needs_no_round() {
-        let mut units = Units::new();
+        let mut units = Units::default();
         assert_eq!(round(&mut units, 1, false, 7), Seen::Leaves);
         assert!(units.came_back(unit(7)) && !units.came_back(unit(7)));
         assert_eq!(round(&mut units, 1000, false, 7), Seen::Stays);
@@ -244,7 +226,7 @@ mod tests {
 
     #[test]
     fn code_stays_at_first_and_what_could_not_leave_for_some_turns() {
-        let mut units = Units::new();
+        let mut units = Units::default();
         units.begin(0, 100, true);
         assert_eq!(units.visit(unit(1), true), Seen::Stays);
         units.stays(unit(1));
@@ -254,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_was_not_seen_for_long_is_forgotten() {
-        let mut units = Units::new();
+        let mut units = Units::default();
         (0..FEW).for_each(|number| _ = round(&mut units, 0, false, number * TOGETHER));
         round(&mut units, 90, false, FEW * TOGETHER);
         units.begin(150, 100, false);

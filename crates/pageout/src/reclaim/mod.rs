@@ -136,11 +136,6 @@ impl<K: Kernel> Engine<K> {
         self.floor_pages.store(pages.saturating_sub(untried) as i64, Relaxed);
     }
 
-    /// See [`Engine::give_way`]: so many at least.
-    pub fn floor(&self) -> usize {
-        self.floor_pages.load(Relaxed) as usize
-    }
-
     /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before
     /// may still be on their way to a device. Memory may grow beyond the limit meanwhile. No lock held.
     pub fn stand_still(&self, still: bool) {

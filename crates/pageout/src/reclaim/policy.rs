@@ -50,6 +50,17 @@ impl Usage {
     }
 }
 
+/// Chance that is the same each time.
+#[derive(Default, Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn throw(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 32) as u32
+    }
+}
+
 /// A unit in a queue, or the whole huge page that it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn(u32);
@@ -124,7 +135,7 @@ pub struct Policy {
     on_trial: bool,
     /// Units of streams that came back soon.
     streamed: u32,
-    dice: u64,
+    dice: Dice,
     /// Candidates since one left.
     in_vain: u32,
 }
@@ -244,7 +255,7 @@ impl Policy {
         // One throw for all pages, so that those of one heat stay together. Where most are hot heat says little, and
         // to look long is in vain.
         let leave = resident
-            & match self.throw().trailing_zeros() / 2 + self.in_vain / PATIENCE {
+            & match self.dice.throw().trailing_zeros() / 2 + self.in_vain / PATIENCE {
                 0 => !(low | high),
                 1 => !high,
                 2 => !(low & high),
@@ -257,11 +268,6 @@ impl Policy {
             self.in_vain = 0;
         }
         leave
-    }
-
-    fn throw(&mut self) -> u32 {
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.dice >> 32) as u32
     }
 
     /// A unit, or some of its pages, did not leave this time: it goes to the end of the main queue.
