@@ -86,7 +86,7 @@ impl fmt::Debug for Swap {
 /// | | `Handler` | `Inline` |
 /// |---|---|---|
 /// | who | a thread of the engine, which the touch waits for | the thread itself, in a handler of SIGBUS |
-/// | a fault from memory | 9 us and more | three fifths of it for one thread; for several at once twice as long |
+/// | a fault from memory | 9 us and more | three fifths of it; several threads at once, as far as there are CPUs |
 /// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
 /// | rights | `/dev/userfaultfd`, or more | none |
 /// | what the program must mind | nothing | the rules below |

@@ -65,6 +65,16 @@ impl Crowd {
     /// A thread faults, at `now` (ns). `brought`: faults that brought something in so far. Only these are progress: where all
     /// want the same page, more of the others are none.
     pub fn note(&self, thread: u32, now: u64, brought: u64) {
+        self.see(thread);
+        let pause = now.saturating_sub(self.noted.load(Relaxed)).min(PAUSE_NS);
+        let pages = brought.saturating_sub(self.brought.load(Relaxed));
+        self.noted.store(now, Relaxed);
+        self.brought.store(brought, Relaxed);
+        self.trial().0.note(pages, pause);
+    }
+
+    /// A thread faults that answers itself. Any thread may say so; of two at once one may be forgotten.
+    pub fn see(&self, thread: u32) {
         let word = self.recent.load(Relaxed);
         let (last, before, faults) = (word & MASK, word >> THREADS & MASK, word >> (2 * THREADS));
         let last = last | 1 << (thread % THREADS);
@@ -73,11 +83,6 @@ impl Crowd {
             faults => faults << (2 * THREADS) | before << THREADS | last,
         };
         self.recent.store(word, Relaxed);
-        let pause = now.saturating_sub(self.noted.load(Relaxed)).min(PAUSE_NS);
-        let pages = brought.saturating_sub(self.brought.load(Relaxed));
-        self.noted.store(now, Relaxed);
-        self.brought.store(brought, Relaxed);
-        self.trial().0.note(pages, pause);
     }
 
     /// Where are those who fault to wake up?
@@ -173,6 +178,15 @@ mod tests {
         assert_eq!(crowd.threads(), 3);
         (0..WINDOW).for_each(|_| crowd.note(7, 0, 0));
         assert_eq!(crowd.threads(), 1);
+    }
+
+    #[test]
+    fn who_answers_himself_is_seen() {
+        let crowd = Crowd::new();
+        (0..100).for_each(|_| crowd.see(5));
+        assert_eq!(crowd.threads(), 1);
+        crowd.see(7);
+        assert_eq!(crowd.threads(), 2);
     }
 
     /// Two threads fault in turn, `pace[way]` ns apart. The share of the faults at which they were not apart.

@@ -28,6 +28,7 @@ impl Server {
     /// there and the touch is to be tried again. `thread` tells streams of faults apart.
     pub fn answer_own<K: Kernel>(&mut self, engine: &Engine<K>, address: usize, thread: u32) {
         let fault = Fault { address, write: false, thread };
+        engine.crowd.see(thread);
         if engine.room() < ROOM && engine.may_reclaim_inline() {
             self.make_room(engine);
         }

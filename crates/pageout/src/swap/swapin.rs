@@ -434,10 +434,15 @@ impl<K: Kernel> Engine<K> {
 
     /// Does a single page come in by COPY, with memory full? MOVE interrupts each other CPU that the program runs on, which costs
     /// more than the copy; where there is none, the frames that COPY leaves filled, and that are given back many at a time,
-    /// cost more. Not while much lies over the limit. Who serves himself would wait for the giving back.
+    /// cost more. Not while much lies over the limit. Of those who serve themselves each interrupts the others; one alone would
+    /// wait for the giving back.
     fn is_copied(&self) -> bool {
         let most = self.much() as i64 / 4;
-        !self.is_inline() && self.move_ns.load(Relaxed) > QUICK_MOVE_NS && self.budget.load(Relaxed) > -most
+        let interrupts = match self.is_inline() {
+            true => self.crowd.threads() > 1,
+            false => self.move_ns.load(Relaxed) > QUICK_MOVE_NS,
+        };
+        interrupts && self.budget.load(Relaxed) > -most
     }
 
     /// A MOVE by a server. If it is of few pages its time is noted, where that is asked for.
