@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::engine::Engine;
-use pageout::kernel::{pagemap_scan, Kernel, Linux, Statm};
+use pageout::kernel::{pagemap_scan, Kernel, Linux, Sought, Statm};
 use pageout::reclaim::files::{Seen, Unit, Units};
 use pageout::space::discover::{mounted, Area, Device};
 use pageout::space::{BLOCK, PAGE, UNIT, UNIT_PAGES};
@@ -492,25 +492,9 @@ fn find(
     end: usize,
     runs: &mut [raw::page_region; RUNS],
 ) -> (usize, usize) {
-    let mut scan = raw::pm_scan_arg {
-        size: 0,
-        flags: 0,
-        start: start as u64,
-        end: end as u64,
-        walk_end: 0,
-        vec: runs.as_mut_ptr() as u64,
-        vec_len: RUNS as u64,
-        max_pages: 0,
-        category_inverted: 0,
-        category_mask: (raw::PAGE_IS_FILE | raw::PAGE_IS_PRESENT) as u64,
-        category_anyof_mask: 0,
-        return_mask: raw::PAGE_IS_PRESENT as u64,
-    };
-    // SAFETY: there is room for so many.
-    match unsafe { pagemap_scan(engine.kernel.pagemap(), &mut scan) } {
-        Ok(found) => (found, scan.walk_end as usize),
-        Err(_) => (0, end),
-    }
+    pagemap_scan(engine.kernel.pagemap(), (start, end), FILES, runs).unwrap_or((0, end))
 }
 
+const FILES: Sought =
+    Sought { all: raw::PAGE_IS_FILE | raw::PAGE_IS_PRESENT, none: 0, any: 0, told: raw::PAGE_IS_PRESENT };
 const NO_RUNS: [raw::page_region; RUNS] = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];

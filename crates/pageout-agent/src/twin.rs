@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
-use pageout::kernel::pagemap_scan;
+use pageout::kernel::{pagemap_scan, Sought};
 use pageout::space::discover::Area;
 use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags};
@@ -159,25 +159,11 @@ impl Pages {
 
     /// Is all of it as in the file?
     pub fn are_the_files(&self, original: &Original) -> bool {
-        let file = u64::from(raw::PAGE_IS_FILE);
-        let there = u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED);
-        let mut found = [0u64; 3];
-        let mut scan = raw::pm_scan_arg {
-            size: 0,
-            flags: 0,
-            start: original.start as u64,
-            end: original.end as u64,
-            walk_end: 0,
-            vec: found.as_mut_ptr() as u64,
-            vec_len: 1,
-            max_pages: 1,
-            category_inverted: file,
-            category_mask: file,
-            category_anyof_mask: there,
-            return_mask: there,
-        };
-        // SAFETY: there is room for one.
-        unsafe { pagemap_scan(&self.0, &mut scan) == Ok(0) }
+        let there = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
+        let others = Sought { none: raw::PAGE_IS_FILE, any: there, told: there, all: 0 };
+        let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }];
+        let found = pagemap_scan(&self.0, (original.start, original.end), others, &mut found);
+        found.is_ok_and(|(found, _)| found == 0)
     }
 }
 

@@ -146,18 +146,48 @@ const PROCMAP_QUERY: usize = 0xc068_6611;
 const PAGEMAP_SCAN: usize = 0xc060_6610;
 const _: () = assert!(size_of::<raw::procmap_query>() == 0x68 && size_of::<raw::pm_scan_arg>() == 0x60);
 
-/// Looks for pages of a process by its pagemap (Linux 6.7): how many runs were found.
+/// Which pages [`pagemap_scan`] finds: sets of PAGE_IS_*.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sought {
+    /// All of these hold.
+    pub all: u32,
+    /// None of these does.
+    pub none: u32,
+    /// One of these holds; 0: whatever holds.
+    pub any: u32,
+    /// Pages that differ in one of these are not of one run, which says them.
+    pub told: u32,
+}
+
+/// Looks for pages of a process from `start` to `end` by its pagemap (Linux 6.7): how many runs were found, and the address up to
+/// which was looked.
 ///
 /// # Errors
 /// The kernel's.
-///
-/// # Safety
-/// `vec` of the argument has room for what it says.
-pub unsafe fn pagemap_scan(pagemap: &OwnedFd, arg: &mut raw::pm_scan_arg) -> Result<usize, Errno> {
-    arg.size = size_of::<raw::pm_scan_arg>() as u64;
-    let (fd, to) = (pagemap.as_raw_fd() as usize, &raw mut *arg as usize);
-    // SAFETY: the argument is as long as it says, and the rest by contract.
-    unsafe { call(raw::__NR_ioctl, [fd, PAGEMAP_SCAN, to, 0, 0, 0]) }
+pub fn pagemap_scan(
+    pagemap: &OwnedFd,
+    (start, end): (usize, usize),
+    sought: Sought,
+    runs: &mut [raw::page_region],
+) -> Result<(usize, usize), Errno> {
+    let mut arg = raw::pm_scan_arg {
+        size: size_of::<raw::pm_scan_arg>() as u64,
+        flags: 0,
+        start: start as u64,
+        end: end as u64,
+        walk_end: 0,
+        vec: runs.as_mut_ptr() as u64,
+        vec_len: runs.len() as u64,
+        max_pages: 0,
+        category_inverted: sought.none.into(),
+        category_mask: (sought.all | sought.none).into(),
+        category_anyof_mask: sought.any.into(),
+        return_mask: sought.told.into(),
+    };
+    let (fd, to) = (pagemap.as_raw_fd() as usize, &raw mut arg as usize);
+    // SAFETY: the argument is as long as it says, and `runs` have room for what it says.
+    let found = unsafe { call(raw::__NR_ioctl, [fd, PAGEMAP_SCAN, to, 0, 0, 0]) }?;
+    Ok((found, arg.walk_end as usize))
 }
 
 /// The number in field `field` of a statm line, in pages.
@@ -655,24 +685,19 @@ impl Kernel for Linux {
 
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize) {
         let mut runs = [raw::page_region { start: 0, end: 0, categories: 0 }; SCAN_RUNS];
-        // SAFETY: integers.
-        let mut arg: raw::pm_scan_arg = unsafe { core::mem::zeroed() };
-        (arg.start, arg.end) = (start as u64, end as u64);
-        (arg.vec, arg.vec_len) = (runs.as_mut_ptr() as u64, out.len().min(SCAN_RUNS) as u64);
+        let runs = &mut runs[..out.len().min(SCAN_RUNS)];
         // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
-        arg.category_anyof_mask = (raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED) as u64;
-        arg.return_mask = raw::PAGE_IS_HUGE as u64;
-        // SAFETY: `runs` has room for vec_len entries.
-        let mut n = unsafe { pagemap_scan(&self.pagemap, &mut arg) };
-        if let Err(Errno::BADF | Errno::NOTTY) = n {
+        let there = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
+        let sought = Sought { any: there, told: raw::PAGE_IS_HUGE, ..Sought::default() };
+        let mut found = pagemap_scan(&self.pagemap, (start, end), sought, runs);
+        if let Err(Errno::BADF | Errno::NOTTY) = found {
             // A thread that answers its own fault, in a program that closes what it does not know.
             if let Ok(pagemap) = open_proc("pagemap", c"/proc/self/pagemap") {
-                // SAFETY: as above.
-                n = unsafe { pagemap_scan(&pagemap, &mut arg) };
+                found = pagemap_scan(&pagemap, (start, end), sought, runs);
             }
         }
-        match n {
-            Ok(n) => {
+        match found {
+            Ok((n, upto)) => {
                 for (to, run) in out.iter_mut().zip(&runs[..n]) {
                     *to = Found {
                         start: run.start as usize,
@@ -680,7 +705,7 @@ impl Kernel for Linux {
                         huge: run.categories & raw::PAGE_IS_HUGE as u64 != 0,
                     };
                 }
-                (n, arg.walk_end as usize)
+                (n, upto)
             }
             // Nothing is mapped there any more.
             Err(_) => (0, end),

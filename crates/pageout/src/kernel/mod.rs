@@ -7,7 +7,8 @@
 mod linux;
 #[cfg(any(test, feature = "simulated", loom, shuttle))]
 pub mod sim;
-pub use linux::{nobody_is_called, pagemap_scan, undisturbed, HugePages, Linux, LinuxError, Statm, NEEDED};
+pub use linux::{nobody_is_called, pagemap_scan, undisturbed};
+pub use linux::{HugePages, Linux, LinuxError, Sought, Statm, NEEDED};
 pub use pageout_uffd::Partial;
 use rustix::io::Errno;
 
