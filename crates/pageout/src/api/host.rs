@@ -48,6 +48,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 /// A look takes at most this share of the time, or, while much leaves, of which it is to be known how much is there, this.
 const LOOK_SHARE: u32 = 50;
 const LOOK_SHARE_PRESSED: u32 = 5;
+/// Resident pages are counted anew, so often at most, when the thread did not run for so long in the middle.
+const RECOUNTS: usize = 8;
+const UNDISTURBED: Duration = Duration::from_millis(1);
 /// Servers of faults: all threads but the first and the evictor.
 const SERVERS: usize = THREADS - 2;
 /// Looks after which units that could not leave are tried again.
@@ -324,7 +327,14 @@ impl Host {
     fn look(&self) {
         let engine = &self.engine;
         engine.stock();
-        engine.kernel.set_resident(engine.space.resident());
+        // Who was kept from running in the middle has counted what moved meanwhile twice, or not at all.
+        for _ in 0..RECOUNTS {
+            let (begun, ran) = (Instant::now(), spent());
+            engine.kernel.set_resident(engine.space.resident());
+            if begun.elapsed() < spent() - ran + UNDISTURBED {
+                break;
+            }
+        }
         engine.measure();
         if engine.pressed() {
             engine.kick();

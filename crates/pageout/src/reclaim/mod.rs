@@ -23,9 +23,14 @@ use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sync::Backoff;
 
 /// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
 const COUNT_ERROR: i64 = 128;
+
+/// So often a fault that lacks memory to let pages leave with looks whether an evictor has made some (about 1 ms), before it goes
+/// over the limit.
+const UNSTOCKED: u32 = 90;
 
 /// Times that a fault lets pages leave for a huge frame before it takes small ones.
 const HUGE_TRIES: usize = 3;
@@ -180,7 +185,12 @@ impl<K: Kernel> Engine<K> {
 
     /// Servers make room themselves, and are not disturbed for the error of the kernel's own count.
     fn is_helped(&self, budget: i64) -> bool {
-        self.helps_itself.load(Relaxed) && budget >= -COUNT_ERROR
+        // Regions are counted exactly, and of several threads that serve themselves each leaves frames filled.
+        let error = match self.is_inline() && self.crowd.threads() > 1 {
+            true => COUNT_ERROR.min(self.much() as i64 / 8),
+            false => COUNT_ERROR,
+        };
+        self.helps_itself.load(Relaxed) && budget >= -error
     }
 
     /// Pages that faults can take without waiting: below the limit, or in filled frames.
@@ -202,6 +212,8 @@ impl<K: Kernel> Engine<K> {
     /// One round of an evictor: frees what must go, or fills frames ahead. No lock held.
     pub fn balance(&self, out: &mut Outgoing) -> Round {
         self.ahead.look(self.kernel.now());
+        // Faults that make room themselves may have used it up.
+        self.place.refill();
         // It may wait for other CPUs: MADV_COLLAPSE drains their lists of pages.
         if !self.is_far_over() {
             self.mend();
@@ -411,6 +423,13 @@ impl<K: Kernel> Engine<K> {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             self.stalls();
+            let mut backoff = Backoff::new();
+            for _ in 0..UNSTOCKED {
+                if self.place.is_stocked() || self.frames.ready_pages() > 0 {
+                    break;
+                }
+                backoff.snooze();
+            }
             let stuck = self.is_stuck();
             // What has its place can go then; on a busy machine an evictor alone may be far behind.
             let helps = || self.is_far_over() && !self.few_have_places(self.budget.load(Relaxed));

@@ -71,6 +71,12 @@ impl Spares {
 }
 
 impl Slots {
+    /// Is there some of each for an allocation that asks for no memory?
+    pub fn is_stocked(&self) -> bool {
+        let spares = &self.spares;
+        spares.tables.lock().len() > 0 && !spares.groups.lock().is_empty() && !spares.chunks.lock().is_empty()
+    }
+
     /// Makes what was used up of the memory that is kept ready, and drops what is too much. From a thread that may
     /// allocate; no lock held.
     pub fn refill(&self) {

@@ -197,6 +197,16 @@ impl Place {
         self.slots.refill();
     }
 
+    /// Is memory at hand for a fault that takes slots?
+    pub(crate) fn is_stocked(&self) -> bool {
+        self.slots.is_stocked()
+    }
+
+    /// An allocation found nothing: for want of slots, and not of memory?
+    pub(crate) fn is_none_left(&self, memory: Memory) -> bool {
+        memory == Memory::Asked || self.is_stocked()
+    }
+
     /// Is this device on its way off?
     pub fn is_leaving(&self, number: usize) -> bool {
         self.devices[number].lock().as_ref().is_some_and(|known| known.leaving)
@@ -228,12 +238,14 @@ impl Place {
             }
             may_grow = false;
             if order == 0 {
-                // A fault may have found no memory only.
+                // A fault may have found no memory only: an evictor finds out.
                 if memory == Memory::Asked {
                     self.owed.store((self.swapped() / OWED) as i64, Relaxed);
                     self.full.store(true, Relaxed);
                 }
-                self.has_none();
+                if self.is_none_left(memory) {
+                    self.has_none();
+                }
                 return None;
             }
             order -= 1;
@@ -530,6 +542,16 @@ mod tests {
         assert_eq!(taken, devices);
         assert!(place.is_full());
         assert_eq!((place.used(0), place.swapped()), (16384, 3 * 16384));
+    }
+
+    #[test]
+    fn who_finds_no_memory_does_not_find_it_full() {
+        let place = Place::new(1, [device(1)], Box::new(Arc::new(Office::default())));
+        assert!(!place.is_stocked());
+        assert_eq!(place.alloc(0, 4, 0, Memory::AtHand), None);
+        assert!(!place.is_none_left(Memory::AtHand) && !place.is_full());
+        place.refill();
+        assert!(place.is_stocked() && place.alloc(0, 4, 0, Memory::AtHand).is_some());
     }
 
     #[test]

@@ -96,7 +96,8 @@ impl Outgoing {
             runs: Vec::with_capacity(MOST + BLOCK_PAGES),
             results: Vec::with_capacity(MOST + BLOCK_PAGES),
             chunk: None,
-            chunks: Vec::with_capacity(MOST / CHUNK + 2),
+            // Of each that was begun by others there may be no more than a page to fill.
+            chunks: Vec::with_capacity(MOST + BLOCK_PAGES),
             executable: None,
             executables: Vec::with_capacity(EXECUTABLE / CHUNK),
             huge: Vec::with_capacity(2),
@@ -157,7 +158,8 @@ impl<K: Kernel> Engine<K> {
             let policy = self.policy.lock();
             (policy.turns(), policy.len())
         };
-        out.placed_only = self.is_stuck();
+        // Without memory at hand what has no place would come back.
+        out.placed_only = self.is_stuck() || out.memory == Memory::AtHand && !self.place.is_stocked();
         let mut looks = (LOOKS * turns + 1).min(if out.placed_only { LOOKS_STUCK } else { usize::MAX });
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
@@ -272,7 +274,10 @@ impl<K: Kernel> Engine<K> {
                         (at, n) = (at + got, n - got);
                     }
                     None => {
-                        // All devices are full: what has no place goes back.
+                        // All devices are full, or no memory is at hand: what has no place goes back.
+                        if self.place.is_none_left(out.memory) {
+                            self.found_none();
+                        }
                         for page in &mut out.pages[at..at + n] {
                             page.fate = Fate::Return;
                         }
@@ -353,6 +358,7 @@ impl<K: Kernel> Engine<K> {
             }
             if page.entry == 0 {
                 page.fate = Fate::Return;
+                self.found_none();
             }
             self.place.put(bad, 1);
         }
@@ -458,6 +464,10 @@ impl<K: Kernel> Engine<K> {
                 }
             }
         }
+    }
+
+    /// What has no place finds none for a while ([`Engine::is_stuck`]).
+    fn found_none(&self) {
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
     }
 
