@@ -202,9 +202,9 @@ impl Place {
         self.slots.is_stocked()
     }
 
-    /// An allocation found nothing: for want of slots, and not of memory?
+    /// An allocation found nothing: for want of slots? A fault may have found no memory only; an evictor finds out.
     pub(crate) fn is_none_left(&self, memory: Memory) -> bool {
-        memory == Memory::Asked || self.is_stocked()
+        memory == Memory::Asked || self.is_full()
     }
 
     /// Is this device on its way off?
@@ -238,7 +238,6 @@ impl Place {
             }
             may_grow = false;
             if order == 0 {
-                // A fault may have found no memory only: an evictor finds out.
                 if memory == Memory::Asked {
                     self.owed.store((self.swapped() / OWED) as i64, Relaxed);
                     self.full.store(true, Relaxed);
