@@ -52,6 +52,11 @@ impl<K: Kernel> Engine<K> {
         self.space.spares.are_enough() && self.policy.lock().has_room()
     }
 
+    /// Do several threads answer themselves just now? Each interrupts the others by MOVE, so they copy, and leave frames filled.
+    pub(crate) fn is_crowded_inline(&self) -> bool {
+        self.is_inline() && self.crowd.threads() > 1
+    }
+
     /// May a thread in its signal handler let pages leave? With a descriptor that is another's by now it would take
     /// that one's answers for the kernel's.
     pub(crate) fn may_reclaim_inline(&self) -> bool {

@@ -185,8 +185,8 @@ impl<K: Kernel> Engine<K> {
 
     /// Servers make room themselves, and are not disturbed for the error of the kernel's own count.
     fn is_helped(&self, budget: i64) -> bool {
-        // Regions are counted exactly, and of several threads that serve themselves each leaves frames filled.
-        let error = match self.is_inline() && self.crowd.threads() > 1 {
+        // Regions are counted exactly, and there is more to give back.
+        let error = match self.is_crowded_inline() {
             true => COUNT_ERROR.min(self.much() as i64 / 8),
             false => COUNT_ERROR,
         };

@@ -202,11 +202,6 @@ impl Place {
         self.slots.is_stocked()
     }
 
-    /// An allocation found nothing: for want of slots? A fault may have found no memory only; an evictor finds out.
-    pub(crate) fn is_none_left(&self, memory: Memory) -> bool {
-        memory == Memory::Asked || self.is_full()
-    }
-
     /// Is this device on its way off?
     pub fn is_leaving(&self, number: usize) -> bool {
         self.devices[number].lock().as_ref().is_some_and(|known| known.leaving)
@@ -238,11 +233,12 @@ impl Place {
             }
             may_grow = false;
             if order == 0 {
+                // A fault may have found no memory only; an evictor finds out.
                 if memory == Memory::Asked {
                     self.owed.store((self.swapped() / OWED) as i64, Relaxed);
                     self.full.store(true, Relaxed);
                 }
-                if self.is_none_left(memory) {
+                if self.is_full() {
                     self.has_none();
                 }
                 return None;
@@ -548,7 +544,7 @@ mod tests {
         let place = Place::new(1, [device(1)], Box::new(Arc::new(Office::default())));
         assert!(!place.is_stocked());
         assert_eq!(place.alloc(0, 4, 0, Memory::AtHand), None);
-        assert!(!place.is_none_left(Memory::AtHand) && !place.is_full());
+        assert!(!place.is_full());
         place.refill();
         assert!(place.is_stocked() && place.alloc(0, 4, 0, Memory::AtHand).is_some());
     }

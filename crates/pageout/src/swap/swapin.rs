@@ -439,7 +439,7 @@ impl<K: Kernel> Engine<K> {
     fn is_copied(&self) -> bool {
         let most = self.much() as i64 / 4;
         let interrupts = match self.is_inline() {
-            true => self.crowd.threads() > 1,
+            true => self.is_crowded_inline(),
             false => self.move_ns.load(Relaxed) > QUICK_MOVE_NS,
         };
         interrupts && self.budget.load(Relaxed) > -most

@@ -275,7 +275,7 @@ impl<K: Kernel> Engine<K> {
                     }
                     None => {
                         // All devices are full, or no memory is at hand: what has no place goes back.
-                        if self.place.is_none_left(out.memory) {
+                        if self.place.is_full() {
                             self.found_none();
                         }
                         for page in &mut out.pages[at..at + n] {
