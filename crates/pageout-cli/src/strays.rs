@@ -26,8 +26,10 @@ const SOON: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The same while it is being loaded: a large program on a busy machine, or from a slow disk.
 const LOADING: Duration = Duration::from_secs(30);
-/// Between two looks in the end: a look reads all of /proc.
+/// Between two looks in the end.
 const LONGEST: Duration = Duration::from_secs(2);
+/// And always so many times as long as a look takes: a tree may have thousands of threads.
+const SHARE: u32 = 50;
 
 /// What was seen of them.
 #[derive(Debug)]
@@ -109,6 +111,7 @@ impl Strays {
     /// `is_told`: it was said why programs of a name have no keeper.
     pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<(Process, Why)> {
         let me = std::process::id() as i32;
+        let begun = Instant::now();
         let all = tree::descendants_but(me, &self.earlier);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
@@ -163,7 +166,8 @@ impl Strays {
         if !self.strict {
             self.interval = (self.interval * 2).min(LONGEST);
         }
-        self.next = Instant::now() + if news { SHORTEST } else { self.interval };
+        let interval = if news { SHORTEST } else { self.interval };
+        self.next = Instant::now() + interval.max(SHARE * begun.elapsed());
         found
     }
 

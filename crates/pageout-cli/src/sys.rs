@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -721,7 +721,10 @@ pub fn probe_io_uring() -> io::Result<()> {
 
 /// What a file of the kernel's says. The names in it may be of any bytes.
 pub fn text_of(path: impl AsRef<Path>) -> Option<String> {
-    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    // Such a file has no size: by the one that it tells it would be read in small pieces.
+    let mut bytes = Vec::with_capacity(4096);
+    File::open(path).ok()?.take(u64::MAX).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// An error number's text without std's "(os error N)".

@@ -93,13 +93,18 @@ pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
-/// All that descend from `root`, without it, as far as they can be seen, and without these, by number and start, and what
-/// descends from them.
+/// All that descend from `root`, without it, and without these, by number and start, and what descends from them. By the lists of
+/// children, for a host may have thousands of other processes: one whose parent ends just then can be missing.
 pub fn descendants_but(root: i32, not: &HashSet<(i32, u64)>) -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let all = pids.filter_map(Process::of).filter(|process| !not.contains(&(process.pid, process.started)));
-    below(root, all.collect())
+    let (mut found, mut seen, mut parents) = (Vec::new(), HashSet::from([root]), vec![root]);
+    while let Some(parent) = parents.pop() {
+        for pid in children_of(parent).into_iter().filter(|pid| seen.insert(*pid)) {
+            let process = Process::of(pid).filter(|process| !not.contains(&(pid, process.started)));
+            parents.extend(process.as_ref().map(|process| process.pid));
+            found.extend(process);
+        }
+    }
+    found
 }
 
 /// All that descend from the calling process; none where some may be missing, for want of descriptors or memory.
@@ -142,7 +147,7 @@ fn lives_or_leaves(pid: i32) -> bool {
 /// The children of all threads of a process.
 pub fn children_of(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let lists = threads.filter_map(|thread| sys::text_of(thread.ok()?.path().join("children")));
     lists
         .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
         .collect()
@@ -203,6 +208,7 @@ fn innermost_pid(status: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::PidFd;
 
     fn process(pid: i32, parent: i32) -> Process {
         let (name, started, stack) = ("x".into(), 1, 2);
@@ -229,6 +235,26 @@ mod tests {
         let mut pids: Vec<i32> = below(2, all).into_iter().map(|p| p.pid).collect();
         pids.sort();
         assert_eq!(pids, [3, 4, 5]);
+    }
+
+    #[test]
+    fn finds_children_of_children_but_not_those_of_whom_it_passes_over() {
+        let mut shell = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
+        let (me, parent) = (std::process::id() as i32, shell.id() as i32);
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let is_grandchild = |process: &Process| process.parent == parent && process.name == "sleep";
+        while !descendants_but(me, &HashSet::new()).iter().any(is_grandchild) {
+            assert!(std::time::Instant::now() < patience);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let below = descendants_but(parent, &HashSet::new());
+        assert!(below.len() == 1 && is_grandchild(&below[0]));
+        let not = HashSet::from([(parent, Process::of(parent).unwrap().started)]);
+        assert!(!descendants_but(me, &not)
+            .iter()
+            .any(|process| process.pid == parent || is_grandchild(process)));
+        PidFd::open(below[0].pid).unwrap().kill(libc::SIGKILL);
+        shell.wait().unwrap();
     }
 
     #[test]
