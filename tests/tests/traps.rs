@@ -75,6 +75,7 @@ fn main() -> ExitCode {
     for how in ["shared", "private", "used"] {
         trials.push(Trial::test(format!("limit-files-{how}"), move || settings.files_leave(how)));
     }
+    trials.push(Trial::test("limit-small", move || settings.limit_of_small_mappings()));
     trials.push(Trial::test("limit-host", move || settings.host_limit()));
     for count in [2, 24] {
         trials.push(Trial::test(format!("limit-tree-{count}"), move || settings.tree_limit(count)));
@@ -378,6 +379,15 @@ impl Settings {
         self.keeps_to_limit(&format!("limit-{how}-{threads}"), arguments, threads)
     }
 
+    /// Of a quarter of the size, for no process has more mappings than these are.
+    fn limit_of_small_mappings(&self) -> Result<(), Failed> {
+        let _alone = ALONE.write();
+        let size = self.touch_size / 4;
+        let mut arguments = self.arguments("touch", size);
+        arguments.push("small".into());
+        self.keeps_to_limit_of(size / 4, "limit-small", arguments, 1)
+    }
+
     /// What was read of a file leaves, and nothing of the program's own for it.
     fn files_leave(&self, how: &str) -> Result<(), Failed> {
         let _alone = ALONE.write();
@@ -554,7 +564,16 @@ impl Settings {
 
     /// A program that says `pid` and the processes to look at, and then takes memory by `threads` threads in all.
     fn keeps_to_limit(&self, name: &str, arguments: Vec<String>, threads: usize) -> Result<(), Failed> {
-        let limit = self.touch_size / 4;
+        self.keeps_to_limit_of(self.touch_size / 4, name, arguments, threads)
+    }
+
+    fn keeps_to_limit_of(
+        &self,
+        limit: usize,
+        name: &str,
+        arguments: Vec<String>,
+        threads: usize,
+    ) -> Result<(), Failed> {
         let slack = if threads == 1 { (limit / 20).max(64 << 20) } else { (limit / 20).max(128 << 20) };
         let run = self.under_pageout(limit, &arguments)?;
         let mut watched = Watched::start(run.command, Vec::new())?;

@@ -56,7 +56,7 @@ const HARDLY: u64 = 8;
 const FAR_OVER: i64 = 16 << 20;
 /// After so many looks without new memory that no fault announced.
 const CALM: u64 = 4;
-/// Areas below this many bytes are not worth a registration.
+/// Areas below this many bytes are not worth a registration, as long as they are not much together.
 const SMALLEST_AREA: usize = 4 * PAGE;
 /// Nor is what has grown, before it is this part of the limit, between these bytes: the kernel never merges what is
 /// registered at different times, and a program has only so many mappings (65,530). Of the stated slack.
@@ -111,6 +111,9 @@ pub struct Life {
     executable: usize,
     asked_executable: bool,
     takes_executable: bool,
+    /// Bytes of areas below [`SMALLEST_AREA`], at the last look; whether they are taken, too.
+    small: usize,
+    takes_small: bool,
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
     hurried: bool,
@@ -161,6 +164,8 @@ impl Life {
             executable: 0,
             asked_executable: false,
             takes_executable: false,
+            small: 0,
+            takes_small: false,
             evictor: 0,
             hurried: false,
             unmanaged: 0,
@@ -583,7 +588,9 @@ impl Life {
     fn find_areas(&mut self, kernel: &Linux) -> Option<usize> {
         self.read_areas();
         let executable = self.executable_frames(kernel);
-        if executable.is_some() {
+        let small = !self.takes_small && self.small as u64 >= self.worth();
+        self.takes_small |= small;
+        if executable.is_some() || small {
             self.read_areas();
         }
         executable
@@ -593,10 +600,14 @@ impl Life {
         self.areas.clear();
         let mut stacks = exit::control_blocks();
         stacks.sort_unstable();
-        let refused = |start: usize, end: usize| {
+        let (takes_small, mut small) = (self.takes_small, 0);
+        let mut refused = |start: usize, end: usize| {
             let first = stacks.partition_point(|block| *block < start);
-            let stack = end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
-            stack || end - start < SMALLEST_AREA
+            let is_stack =
+                end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
+            let is_small = end - start < SMALLEST_AREA;
+            small += if is_small && !is_stack { end - start } else { 0 };
+            is_stack || is_small && !takes_small
         };
         // Read by the kernel: it may be unmapped meanwhile, or its file be cut.
         let bss_end_of = |at, file_end| {
@@ -617,8 +628,9 @@ impl Life {
                 return;
             }
             *executable += if area.is_executable() { area.end - area.start } else { 0 };
-            areas.extend(walk.step(&area, refused, bss_end_of));
+            areas.extend(walk.step(&area, &mut refused, bss_end_of));
         });
+        self.small = small;
     }
 
     /// New memory of so many bytes is worth to be taken up.
@@ -663,13 +675,14 @@ impl Life {
         if over < worth as i64 && (grown as u64) < self.part.of_slack(worth) {
             return;
         }
-        for (start, end) in gaps {
-            // The program may have unmapped it since, and a thread of the engine may have got the addresses.
-            if memory::is_own(start, end) {
-                continue;
+        // The program may have unmapped it since, and a thread of the engine may have got the addresses.
+        let adopt = |start, end| !memory::is_own(start, end) && engine.adopt(start, end).is_ok();
+        for areas in gaps.chunk_by(|(_, end), (start, _)| end == start) {
+            let (first, last) = (areas[0], areas[areas.len() - 1]);
+            if !adopt(first.0, last.1) && areas.len() > 1 {
+                // One is refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
+                areas.iter().for_each(|(start, end)| _ = adopt(*start, *end));
             }
-            // Refused: somebody else's userfaultfd, or gone already. It counts as memory that cannot go.
-            let _ = engine.adopt(start, end);
         }
     }
 }

@@ -11,7 +11,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("grows-slowly", "maps a little more every now and then: not a mapping each", grows_slowly),
     Trap::new(
         "touch",
-        "[malloc|brk|mmap|executable|mixed|huge|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
+        "[malloc|brk|mmap|executable|mixed|small|huge|huge-pieces|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
         touch,
     )
     .helper(),
@@ -48,11 +48,11 @@ fn touch(ctx: &Ctx) -> Outcome {
             sys::protect(piece, sys::RW | libc::PROT_EXEC)?;
             Ok(piece)
         },
-        // A mapping each 32 KiB.
-        Some("mixed") => |_| {
-            let piece = sys::map(4 << 20)?;
-            piece.pieces(32 << 10).step_by(2).try_for_each(|part| sys::advise(part, libc::MADV_DONTDUMP))?;
-            Ok(piece)
+        Some("mixed") => |_| in_mappings_of(32 << 10),
+        // Not faster than such are found: the kernel takes 30 ms to list so many.
+        Some("small") => |_| {
+            std::thread::sleep(Duration::from_millis(10));
+            in_mappings_of(8 << 10)
         },
         Some("malloc") => |_| allocate(64 << 10),
         Some("brk") => |_| grow_break(64 << 10),
@@ -136,6 +136,13 @@ fn say_pid() -> Outcome {
 /// One word in each page.
 fn words_of(piece: Span) -> impl Iterator<Item = usize> {
     (piece.start..piece.end()).step_by(PAGE)
+}
+
+/// 4 MiB in mappings of so many bytes each.
+fn in_mappings_of(len: usize) -> Result<Span, Stop> {
+    let piece = sys::map(4 << 20)?;
+    piece.pieces(len).step_by(2).try_for_each(|part| sys::advise(part, libc::MADV_DONTDUMP))?;
+    Ok(piece)
 }
 
 fn allocate(len: usize) -> Result<Span, Stop> {
