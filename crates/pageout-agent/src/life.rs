@@ -63,6 +63,9 @@ const SMALLEST_AREA: usize = 4 * PAGE;
 const GROWTH_SHARE: u64 = 32;
 const LEAST_GROWTH: u64 = 1 << 20;
 const MOST_GROWTH: u64 = 16 << 20;
+/// Between two looks for areas so many times as long as one takes, while that is not much over the limit: a program may have
+/// tens of thousands of mappings, and map and unmap all the time.
+const SCAN_SHARE: u64 = 8;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
 const LARGEST_STACK: usize = 64 << 20;
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
@@ -103,6 +106,9 @@ pub struct Life {
     /// Size and data pages when areas were last looked for, and how often mappings had come or gone: what is unmapped and
     /// mapped again between two looks leaves the sizes as they were.
     scanned: (usize, usize, u32),
+    /// When that was (ns), and how long it took.
+    scan_ended: u64,
+    scan_took: u64,
     areas: Vec<(usize, usize)>,
     files: files::Eye,
     /// What can be executed.
@@ -158,6 +164,8 @@ impl Life {
             stats,
             maps: Maps::new(),
             scanned: (0, 0, 0),
+            scan_ended: 0,
+            scan_took: 0,
             areas: Vec::with_capacity(256),
             files: files::Eye::new(),
             code: Vec::with_capacity(256),
@@ -481,14 +489,18 @@ impl Life {
             self.part.tell_excess(over.max(0) as u64, has_place);
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
-            if mappings != self.scanned {
+            let is_over = over.max(self.part.over() as i64);
+            let rest = if is_over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
+            if mappings != self.scanned && now >= self.scan_ended + rest {
                 self.scanned = mappings;
-                self.look_around(keeper, over.max(self.part.over() as i64));
+                self.look_around(keeper, is_over);
+                self.scan_ended = engine.kernel.now();
+                self.scan_took = self.scan_ended - now;
                 still = 0;
             } else if resident > last + 1024 {
                 still = 0;
             }
-            let holds = over.max(self.part.over() as i64) < self.settings.limit_bytes as i64 / 128;
+            let holds = is_over < self.settings.limit_bytes as i64 / 128;
             let calm = holds && still >= CALM;
             keeper.queue.set_calm(self.evictor, calm);
             // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
