@@ -402,7 +402,8 @@ impl Life {
             huge: self.settings.max_order >= 9 && HugePages::now() != HugePages::Never,
             zeros,
         };
-        let place = Place::new(kernel.cpus().min(MOST_SHARDS), [], Box::new(self.link));
+        let place = Place::new(kernel.cpus().min(MOST_SHARDS), [], Box::new(self.link))
+            .expect("no device, no refusal");
         self.devices.open_all(&place, self.link);
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
         executable.into_iter().for_each(|base| frames.open_executable(base));
@@ -490,7 +491,8 @@ impl Life {
             let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
             let mappings = (seen.size, seen.data, changes);
             let is_over = over.max(self.part.over() as i64);
-            let rest = if is_over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
+            let rest =
+                if is_over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
             if mappings != self.scanned && now >= self.scan_ended + rest {
                 self.scanned = mappings;
                 self.look_around(keeper, is_over);

@@ -694,6 +694,30 @@ fn what_is_used_gives_its_place_to_what_has_none() {
 }
 
 #[test]
+fn what_one_device_does_not_take_goes_to_another() {
+    let world = world(|plan| Plan {
+        blocks: 4,
+        chunks: 50,
+        limit_pages: 1024,
+        habits: Habits { faulty: true, ..Habits::ACCESS },
+        ..plan
+    });
+    let _on_failure = OnFailure(&world);
+    let broken = Rule { operation: Operation::Write, when: When::Since(0), fault: Fault::Fail(Errno::NOSPC) };
+    world.device.arm(broken);
+    world.switch_on_by(1, 1, 16384, -1);
+    touch(&world, 0, 0, 2048, true);
+    world.settle();
+    balance_for_a_while(&world);
+    let (there, failed) = (world.engine.space.resident(), world.device.struck());
+    assert!(there <= 1024 + 64, "{there} of 2048 pages stay");
+    assert!(failed <= 16, "{failed} writes were tried where the first had failed");
+    // What has a slot there is written elsewhere as well, once it is free.
+    world.device.disarm();
+    end(&world);
+}
+
+#[test]
 fn what_has_its_place_leaves_while_the_device_is_full() {
     let world = world(|plan| Plan {
         blocks: 4,

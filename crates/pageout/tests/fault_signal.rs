@@ -93,7 +93,7 @@ fn engine() -> Option<&'static Engine<Linux>> {
     };
     let device: Box<dyn Device> = Box::new(FileDevice::create_memory(64 << 20).unwrap());
     let settings = DeviceConfig::new(0);
-    let place = Place::new(2, [(settings, device)], Box::new(OneTrunk(AtomicU32::new(0))));
+    let place = Place::new(2, [(settings, device)], Box::new(OneTrunk(AtomicU32::new(0)))).unwrap();
     // SAFETY: zeros are valid counters.
     let stats: &'static Stats = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let frames = Frames::new(staging, FRAMES / CHUNK, staging, 0);

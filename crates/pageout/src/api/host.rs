@@ -214,8 +214,9 @@ impl Host {
         };
         let trunks = Box::new(Trunks::of(&devices));
         let cpus = thread::available_parallelism().map_or(1, |n| n.get());
-        let place =
-            Place::new(cpus, devices.into_iter().map(|opened| (opened.config, opened.device)), trunks);
+        let devices = devices.into_iter().map(|opened| (opened.config, opened.device));
+        let place = Place::new(cpus, devices, trunks)
+            .map_err(|error| Error::Device { name: "swap".into(), why: std::format!("{error}") })?;
         let staging = [small.start()..small.end(), large.start()..large.end()];
         let kernel = Managed::new(linux, staging);
         kernel.enlist();

@@ -19,6 +19,18 @@ struct Request<'a, F> {
     out: &'a mut [Entry],
     done: usize,
     memory: Memory,
+    lacks_memory: bool,
+    /// A bit for each device that gives none.
+    not: u64,
+}
+
+/// Why there is no run of an order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lack {
+    /// No device has one free.
+    Slots,
+    /// There may be one, but there is no memory for its tables.
+    Memory,
 }
 
 impl<F: Fn(usize) -> Owner> Request<'_, F> {
@@ -45,14 +57,31 @@ impl Slots {
     ///
     /// `cpu` is where the caller runs, more or less. `order` is at most [`CLUSTER_ORDER`].
     pub fn alloc(&self, cpu: usize, order: u8, owner: Owner) -> Option<Entry> {
-        self.alloc_by(cpu, order, owner, Memory::Asked)
+        self.alloc_by(cpu, order, owner, Memory::Asked, 0).ok()
     }
 
-    /// The same, with memory from where the caller says.
-    pub fn alloc_by(&self, cpu: usize, order: u8, owner: Owner, memory: Memory) -> Option<Entry> {
-        let mut out = [Entry::INVALID];
-        let request = Request { cpu, order, owner: |_| owner, out: &mut out, done: 0, memory };
-        (self.alloc_from(request) == 1).then_some(out[0])
+    /// The same, with memory from where the caller says, and not from the devices whose bits are set in `not`.
+    ///
+    /// # Errors
+    /// What there is none of.
+    pub fn alloc_by(
+        &self,
+        cpu: usize,
+        order: u8,
+        owner: Owner,
+        memory: Memory,
+        not: u64,
+    ) -> Result<Entry, Lack> {
+        let (owner, mut out) = (|_| owner, [Entry::INVALID]);
+        let out_of = &mut out;
+        let mut request =
+            Request { cpu, order, owner, out: out_of, done: 0, memory, lacks_memory: false, not };
+        self.alloc_from(&mut request);
+        match request {
+            Request { done: 1, .. } => Ok(out[0]),
+            Request { lacks_memory: true, .. } => Err(Lack::Memory),
+            _ => Err(Lack::Slots),
+        }
     }
 
     /// Fills `out` with runs as [`Slots::alloc`] gives, the `i`th for `owner(i)`; returns how many it
@@ -64,18 +93,20 @@ impl Slots {
         owner: impl Fn(usize) -> Owner,
         out: &mut [Entry],
     ) -> usize {
-        self.alloc_from(Request { cpu, order, owner, out, done: 0, memory: Memory::Asked })
+        let memory = Memory::Asked;
+        let mut request = Request { cpu, order, owner, out, done: 0, memory, lacks_memory: false, not: 0 };
+        self.alloc_from(&mut request);
+        request.done
     }
 
-    fn alloc_from<F: Fn(usize) -> Owner>(&self, mut request: Request<F>) -> usize {
+    fn alloc_from<F: Fn(usize) -> Owner>(&self, request: &mut Request<F>) {
         let order = request.order;
         assert!(order <= CLUSTER_ORDER, "a run of order {order} is larger than a cluster");
         request.cpu %= self.cpus.len();
         if !request.is_done() {
-            self.try_hint(&mut request);
+            self.try_hint(request);
         }
-        while !request.is_done() && self.try_devices(&mut request) {}
-        request.done
+        while !request.is_done() && self.try_devices(request) {}
     }
 
     /// Where the CPU allocated last. If somebody else is in there, another cluster is as good.
@@ -84,7 +115,8 @@ impl Slots {
         let Some(entry) = Entry::from_raw(hint.load(Relaxed)) else { return };
         let Ok((device, index, cluster)) = self.locate(entry) else { return };
         let Some(state) = cluster.try_lock() else { return };
-        let holds = cluster.place() == Place::nonfull(request.order) && device.is_on();
+        let gives = device.is_on() && request.not & device.id.bit() == 0;
+        let holds = cluster.place() == Place::nonfull(request.order) && gives;
         if holds || makes(Flaw::HintBelieved) {
             self.fill(device, index, cluster, state, request, entry.offset_in_cluster());
         }
@@ -137,8 +169,8 @@ impl Slots {
     /// got anything; if not, there is nothing to be had.
     fn try_devices<F: Fn(usize) -> Owner>(&self, request: &mut Request<F>) -> bool {
         let turn = self.cpus[request.cpu].turn.load(Relaxed) as usize;
-        let mut left = self.available.load(Relaxed);
-        let mut tried = 0;
+        let mut left = self.available.load(Relaxed) & !request.not;
+        let mut tried = request.not;
         while let Some(device) = self.choose(left, turn).or_else(|| self.overlooked(request.order, tried)) {
             tried |= device.id.bit();
             match self.try_device(device, request) {
@@ -152,7 +184,8 @@ impl Slots {
                     left |= device.id.bit();
                     continue;
                 }
-                Tried::Nothing | Tried::NoMemory => {}
+                Tried::Nothing => {}
+                Tried::NoMemory => request.lacks_memory = true,
             }
             left &= !device.id.bit();
         }

@@ -15,6 +15,7 @@ use core::ops::Range;
 
 use once_cell::race::OnceBox;
 
+use super::alloc::Lack;
 use super::cluster::{Cluster, Leftover, State};
 use super::lists::{Find, Lists, Place, Shard};
 use super::spare::{Memory, Spares};
@@ -34,6 +35,9 @@ const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_GROUPS;
 
 /// Memory is short.
 pub(super) struct NoMemory;
+
+/// So many more trunks than were ever there have room for their numbers.
+const NEXT_TRUNKS: u32 = 64;
 
 /// How far into a list of clusters that others work in an allocation looks.
 const PICK_TRIES: u32 = 16;
@@ -454,27 +458,43 @@ impl Device {
         (within(self.first.load(Relaxed)), within(self.end()))
     }
 
-    /// A leased trunk comes. `false` if it is there already, out of range, or memory is short.
-    pub(super) fn add_trunk(&self, number: u32) -> bool {
+    /// A leased trunk comes. `false` if it is there already, or out of range.
+    pub(super) fn add_trunk(&self, number: u32, memory: Memory) -> Result<bool, Lack> {
         if u64::from(number) >= MAX_SLOTS / self.trunk_slots() {
-            return false;
+            return Ok(false);
         }
-        let fits = {
-            let trunks = self.trunks.lock();
-            trunks.owned.fits(number) && trunks.fresh.fits(number)
-        };
-        let room = || if fits { Some(Vec::new()) } else { TrunkSet::room(number) };
-        let (Some(mut owned_room), Some(mut fresh_room)) = (room(), room()) else { return false };
+        self.make_room(number, memory).ok_or(Lack::Memory)?;
         let mut trunks = self.trunks.lock();
-        trunks.owned.grow(&mut owned_room);
-        trunks.fresh.grow(&mut fresh_room);
         if !trunks.owned.insert(number) {
-            return false;
+            return Ok(false);
         }
         trunks.fresh.insert(number);
         self.end.fetch_max((number as u64 + 1) * self.trunk_slots(), Relaxed);
         self.fresh.fetch_add(1, Relaxed);
-        true
+        Ok(true)
+    }
+
+    /// Has this trunk's number fit.
+    fn make_room(&self, number: u32, memory: Memory) -> Option<()> {
+        let fits = {
+            let trunks = self.trunks.lock();
+            trunks.owned.fits(number) && trunks.fresh.fits(number)
+        };
+        if !fits {
+            let room = || if memory == Memory::Asked { TrunkSet::room(number) } else { None };
+            let (mut owned_room, mut fresh_room) = (room()?, room()?);
+            let mut trunks = self.trunks.lock();
+            trunks.owned.grow(&mut owned_room);
+            trunks.fresh.grow(&mut fresh_room);
+        }
+        Some(())
+    }
+
+    /// Has the numbers fit that come next, most likely. From a thread that may allocate.
+    pub(super) fn refill(&self) {
+        let last = (self.end() / self.trunk_slots()) as u32 + NEXT_TRUNKS;
+        // Without memory it is tried again.
+        let _ = self.make_room(last, Memory::Asked);
     }
 
     /// Whether all slots of a trunk are for pages.

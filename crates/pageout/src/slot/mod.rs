@@ -29,6 +29,7 @@ mod switch;
 mod table;
 mod trunks;
 
+pub use self::alloc::Lack;
 pub use self::cluster::CLUSTER_LOCKS;
 pub use self::device::{DeviceConfig, DEVICE_LOCKS};
 pub use self::entry::{DeviceId, Entry, Owner, WrongEntry, MAX_DEVICES, MAX_SLOTS, SLOT_BYTES};

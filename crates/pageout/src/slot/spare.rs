@@ -6,9 +6,9 @@
 
 use alloc::vec::Vec;
 
-use super::device::{new_chunk, new_group, Chunk, Group};
+use super::device::{new_chunk, new_group, Chunk, Device, Group};
 use super::table::{Chain, One, Table};
-use super::{LockClass, Slots};
+use super::{DeviceId, LockClass, Slots, MAX_DEVICES};
 use crate::sync::Lock;
 
 static SPARE_LOCKS: LockClass = LockClass::new();
@@ -46,7 +46,7 @@ impl Spares {
     /// A table; `None` without memory.
     pub(super) fn table(&self, memory: Memory) -> Option<One<Table>> {
         let spare = self.tables.lock().pop();
-        or_new(spare, memory, Table::new)
+        memory.or_new(spare, Table::new)
     }
 
     /// Puts by a table that was left over.
@@ -61,12 +61,12 @@ impl Spares {
 
     pub(super) fn group(&self, memory: Memory) -> Option<One<Group>> {
         let spare = if cfg!(loom) { None } else { self.groups.lock().pop() };
-        or_new(spare, memory, new_group)
+        memory.or_new(spare, new_group)
     }
 
     pub(super) fn chunk(&self, memory: Memory) -> Option<One<Chunk>> {
         let spare = if cfg!(loom) { None } else { self.chunks.lock().pop() };
-        or_new(spare, memory, new_chunk)
+        memory.or_new(spare, new_chunk)
     }
 }
 
@@ -94,14 +94,18 @@ impl Slots {
                 None => break,
             }
         }
+        (0..MAX_DEVICES).filter_map(|at| self.device(DeviceId::new(at)?)).for_each(Device::refill);
         self.spares.groups.fill_up(GROUPS, new_group);
         self.spares.chunks.fill_up(CHUNKS, new_chunk);
     }
 }
 
-fn or_new<T>(spare: Option<One<T>>, memory: Memory, make: fn() -> Option<One<T>>) -> Option<One<T>> {
-    match memory {
-        Memory::Asked => spare.or_else(make),
-        Memory::AtHand => spare,
+impl Memory {
+    /// What was made ahead, else a new one, if that may be.
+    pub(crate) fn or_new<T>(self, spare: Option<T>, make: impl FnOnce() -> Option<T>) -> Option<T> {
+        match self {
+            Memory::Asked => spare.or_else(make),
+            Memory::AtHand => spare,
+        }
     }
 }

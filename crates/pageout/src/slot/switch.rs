@@ -2,8 +2,10 @@
 
 use core::fmt;
 
+use super::alloc::Lack;
 use super::device::{Device, DeviceConfig};
 use super::lists::Place;
+use super::spare::Memory;
 use super::table::one;
 use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_CLUSTERS};
 use crate::flaw::{makes, Flaw};
@@ -110,12 +112,20 @@ impl Slots {
     /// A trunk comes, of the size that the device's have: its first slot is `trunk` times that. `false` if it is
     /// there already, the device is not, or memory is short.
     pub fn add_trunk(&self, id: DeviceId, trunk: u32) -> bool {
-        let Some(device) = self.device_on(id) else { return false };
-        let added = device.add_trunk(trunk);
+        self.add_trunk_by(id, trunk, Memory::Asked) == Ok(true)
+    }
+
+    /// The same, with memory from where the caller says.
+    ///
+    /// # Errors
+    /// There is none. The trunk is still nobody's.
+    pub fn add_trunk_by(&self, id: DeviceId, trunk: u32, memory: Memory) -> Result<bool, Lack> {
+        let Some(device) = self.device_on(id) else { return Ok(false) };
+        let added = device.add_trunk(trunk, memory)?;
         if added {
             self.mark_available(device);
         }
-        added
+        Ok(added)
     }
 
     /// A trunk of which no slot is used goes, if there are more than `kept`; its number, for who leased it. What of it

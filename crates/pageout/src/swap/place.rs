@@ -8,7 +8,7 @@
 
 use crate::device::Device;
 use crate::flaw::{makes, Flaw};
-use crate::slot::{DeviceConfig, DeviceId, Entry, Memory, Owner, Slots, SwapoffError, SwaponError};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Lack, Memory, Owner, Slots, SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
@@ -28,6 +28,9 @@ pub const AROUND: usize = 16;
 const OWED: u64 = 4;
 /// Free slots with which it is worth while to look for one again.
 const SOME: i64 = 64;
+
+/// For so long (ns) what could not be written to is shunned.
+const SHUNNED_NS: u64 = 10_000_000_000;
 
 static KNOWN_LOCKS: LockClass = LockClass::new();
 
@@ -71,6 +74,9 @@ pub struct Place {
     owed: AtomicI64,
     /// A bit for each device number that is a disk that turns.
     turning: AtomicU64,
+    /// A bit for each to which writing has failed: it gives slots when no other has any. Until when, ns.
+    shunned: AtomicU64,
+    shunned_until: AtomicU64,
 }
 
 /// A device that is on, or on its way off.
@@ -92,11 +98,14 @@ impl Known {
 impl Place {
     /// Takes devices on. The configurations say priority and the like; room comes by leases. Number and serial of
     /// each are its place in the row.
+    ///
+    /// # Errors
+    /// As [`Place::swapon`], of the first that is not taken.
     pub fn new(
         cpus: usize,
         devices: impl IntoIterator<Item = (DeviceConfig, Box<dyn Device>)>,
         lessor: Box<dyn Lessor>,
-    ) -> Self {
+    ) -> Result<Self, SwaponError> {
         let place = Self {
             slots: Slots::new(cpus),
             devices: core::array::from_fn(|_| Lock::new(None, &KNOWN_LOCKS)),
@@ -112,18 +121,19 @@ impl Place {
             room: AtomicI64::new(0),
             owed: AtomicI64::new(0),
             turning: AtomicU64::new(0),
+            shunned: AtomicU64::new(0),
+            shunned_until: AtomicU64::new(0),
         };
         for (number, (config, device)) in devices.into_iter().enumerate() {
-            // One that finds no room for its tables is left out.
-            let _ = place.swapon(number, number, config, device);
+            place.swapon(number, number, config, device)?;
         }
-        place
+        Ok(place)
     }
 
     /// Takes a device on under a number that no other has; nobody ever had its serial.
     ///
     /// # Errors
-    /// As [`Slots::swapon_as`].
+    /// As [`Slots::swapon_as`]; `TooManyDevices` also for a number from [`MAX_DEVICES`] on.
     pub fn swapon(
         &self,
         number: usize,
@@ -138,6 +148,7 @@ impl Place {
             true => self.turning.fetch_or(1 << number, Relaxed),
             false => self.turning.fetch_and(!(1 << number), Relaxed),
         };
+        self.shunned.fetch_and(!(1 << number), Relaxed);
         *known = Some(Known { serial, priority: config.priority, leaving: false, device: device.into() });
         self.full.store(false, Relaxed);
         Ok(())
@@ -219,41 +230,88 @@ impl Place {
     /// A run of up to `n` slots for the pages from `page` (a page number) on, and how many they are: a
     /// power of two, smaller where the devices are fragmented. `None`: all are full, or `memory` is.
     pub fn alloc(&self, cpu: usize, n: usize, page: u64, memory: Memory) -> Option<(u64, usize)> {
-        let mut order = (usize::BITS - 1 - n.leading_zeros()) as u8;
+        let shunned = self.shunned.load(Relaxed);
+        let mut found = self.alloc_but(shunned, cpu, n, page, memory);
+        if shunned != 0 && found == Err(Lack::Slots) {
+            // No other has any, and to be told so may have taken long.
+            self.shunned.store(0, Relaxed);
+            found = self.alloc_but(0, cpu, n, page, memory);
+        }
+        if found.is_err() {
+            // A fault may have found no memory only; an evictor finds out.
+            if memory == Memory::Asked {
+                self.owed.store((self.swapped() / OWED) as i64, Relaxed);
+                self.full.store(true, Relaxed);
+            }
+            if self.is_full() {
+                self.has_none();
+            }
+        }
+        found.ok()
+    }
+
+    /// The same, of devices whose bits are not set in `not`.
+    fn alloc_but(
+        &self,
+        not: u64,
+        cpu: usize,
+        n: usize,
+        page: u64,
+        memory: Memory,
+    ) -> Result<(u64, usize), Lack> {
         // To be told again that there is none may take long.
         let mut may_grow = !self.is_full() || self.room.load(Relaxed) <= 0;
-        loop {
-            if let Some(entry) = self.slots.alloc_by(cpu, order, Owner { space: 0, page }, memory) {
-                self.named(entry, 1 << order);
-                return Some((entry.raw(), 1 << order));
-            }
-            // A fresh trunk keeps large runs whole; only when there is none are they cut up.
-            if (may_grow || order == 0) && self.grow() {
-                continue;
+        let mut lacks_memory = false;
+        for order in (0..=n.ilog2() as u8).rev() {
+            loop {
+                match self.slots.alloc_by(cpu, order, Owner { space: 0, page }, memory, not) {
+                    Ok(entry) => {
+                        self.named(entry, 1 << order);
+                        return Ok((entry.raw(), 1 << order));
+                    }
+                    // With more trunks there would be none, either; of a smaller order there may be some.
+                    Err(Lack::Memory) => lacks_memory = true,
+                    Err(Lack::Slots) => {}
+                }
+                // A fresh trunk keeps large runs whole; only when there is none are they cut up.
+                if !(may_grow || order == 0) || lacks_memory || !self.grow(not, memory) {
+                    break;
+                }
             }
             may_grow = false;
-            if order == 0 {
-                // A fault may have found no memory only; an evictor finds out.
-                if memory == Memory::Asked {
-                    self.owed.store((self.swapped() / OWED) as i64, Relaxed);
-                    self.full.store(true, Relaxed);
-                }
-                if self.is_full() {
-                    self.has_none();
-                }
-                return None;
-            }
-            order -= 1;
+        }
+        Err(if lacks_memory { Lack::Memory } else { Lack::Slots })
+    }
+
+    /// What was to be written there (an entry) could not be; `now`: ns.
+    pub fn shun(&self, raw: u64, now: u64) {
+        if let Some((id, _)) = Self::at(raw) {
+            self.shunned_until.store(now + SHUNNED_NS, Relaxed);
+            self.shunned.fetch_or(1 << id.index(), Relaxed);
         }
     }
 
-    /// Trunks more, of the device of highest priority that has one.
-    fn grow(&self) -> bool {
-        let mut tried = 0;
+    /// Those that were shunned long enough are tried again.
+    pub fn forgive(&self, now: u64) {
+        if self.shunned.load(Relaxed) != 0 && now >= self.shunned_until.load(Relaxed) {
+            self.shunned.store(0, Relaxed);
+        }
+    }
+
+    /// Trunks more, of the device of highest priority that has one and is not among these.
+    fn grow(&self, not: u64, memory: Memory) -> bool {
+        let mut tried = not;
         while let Some((id, serial, _device)) = self.next_to_grow(tried) {
             tried |= 1 << id.index();
             let Some(trunks) = self.lessor.lease(serial) else { continue };
-            if trunks.filter(|trunk| self.slots.add_trunk(id, *trunk)).count() > 0 {
+            let adds = |trunk: &u32| match self.slots.add_trunk_by(id, *trunk, memory) {
+                Ok(is_new) => is_new,
+                Err(_) => {
+                    self.lessor.give_back(serial, *trunk);
+                    false
+                }
+            };
+            if trunks.filter(adds).count() > 0 {
                 self.turn.store(id.index() + 1, Relaxed);
                 self.full.store(false, Relaxed);
                 return true;
@@ -297,7 +355,10 @@ impl Place {
     /// One page's name of each of `n` slots is gone.
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        let freed = if self.is_shared(raw) { 0 } else { n as i64 };
+        let freed = match self.shares.load(Relaxed) {
+            true => (raw..raw + n as u64).filter(|raw| !self.is_shared(*raw)).count() as i64,
+            false => n as i64,
+        };
         if self.is_foreign(entry) {
             self.foreign_names.fetch_sub(n as u64, Release);
         } else if let Err(wrong) = self.slots.put(entry, n) {
@@ -320,7 +381,7 @@ impl Place {
         if self.is_foreign(entry) {
             self.foreign_names.fetch_add(n as u64, Relaxed);
         } else if let Err(wrong) = self.slots.dup(entry, n) {
-            panic!("slot counted though free: {wrong:?}");
+            panic!("slot that cannot be counted: {wrong:?}");
         }
         self.named(entry, n);
     }
@@ -528,7 +589,7 @@ mod tests {
     #[test]
     fn trunks_come_by_priority_and_in_turn() {
         let office = Arc::new(Office::default());
-        let place = Place::new(1, [device(-2), device(5), device(5)], Box::new(office.clone()));
+        let place = Place::new(1, [device(-2), device(5), device(5)], Box::new(office.clone())).unwrap();
         let taken: std::vec::Vec<usize> = std::iter::from_fn(|| place.alloc(0, 512, 0, Memory::Asked))
             .map(|(entry, n)| number_of(entry) * 1000 + n)
             .collect();
@@ -541,7 +602,7 @@ mod tests {
 
     #[test]
     fn who_finds_no_memory_does_not_find_it_full() {
-        let place = Place::new(1, [device(1)], Box::new(Arc::new(Office::default())));
+        let place = Place::new(1, [device(1)], Box::new(Arc::new(Office::default()))).unwrap();
         assert!(!place.is_stocked());
         assert_eq!(place.alloc(0, 4, 0, Memory::AtHand), None);
         assert!(!place.is_full());
@@ -550,9 +611,31 @@ mod tests {
     }
 
     #[test]
+    fn who_finds_no_memory_asks_for_no_trunk() {
+        let trunks = Arc::new(Trunks(Mutex::new((0..1000).collect())));
+        let place = Place::new(1, [device(1)], Box::new(trunks.clone())).unwrap();
+        place.refill();
+        // A table for each cluster that is begun.
+        let alloc = || place.alloc(0, 512, 0, Memory::AtHand);
+        assert!(std::iter::from_fn(alloc).count() >= 32);
+        assert_eq!(trunks.0.lock().unwrap().len(), 998);
+        assert!(!place.is_full());
+    }
+
+    #[test]
+    fn a_trunk_that_finds_no_memory_goes_back() {
+        let trunks = Trunks(Mutex::new([100_000].to_vec()));
+        let place = Place::new(1, [device(0)], Box::new(Arc::new(trunks))).unwrap();
+        place.refill();
+        assert_eq!(place.alloc(0, 1, 0, Memory::AtHand), None);
+        assert!(!place.is_full());
+        assert!(place.alloc(0, 1, 0, Memory::Asked).is_some(), "it was given back, and is lent again");
+    }
+
+    #[test]
     fn a_device_goes_when_nothing_is_on_it_and_its_number_comes_again() {
         let office = Arc::new(Office::default());
-        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone()));
+        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone())).unwrap();
         let (first, n) = place.alloc(0, 4, 0, Memory::Asked).unwrap();
         assert_eq!((number_of(first), n), (0, 4));
         assert_eq!(place.swapoff_end(0), Err(SwapoffError::NoDevice), "it is not on its way off");
@@ -579,7 +662,7 @@ mod tests {
     #[test]
     fn a_trunk_of_a_device_comes_before_the_device_goes() {
         let office = Arc::new(Office::default());
-        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())));
+        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())).unwrap());
         *office.first.lock().unwrap() = Some(goes_not(&place));
         // It is on its way off by then, and gives no slot.
         assert_eq!(place.alloc(0, 512, 0, Memory::Asked), None);
@@ -604,7 +687,7 @@ mod tests {
     #[test]
     fn empty_trunks_go_back_but_those_that_are_kept() {
         let office = Arc::new(Office::default());
-        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone()));
+        let place = Place::new(1, [device(1), device(0)], Box::new(office.clone())).unwrap();
         assert!(!place.give_back(0), "there is none");
         let all: std::vec::Vec<u64> =
             std::iter::from_fn(|| place.alloc(0, 512, 0, Memory::Asked)).map(|(entry, _)| entry).collect();
@@ -623,7 +706,7 @@ mod tests {
     #[test]
     fn a_device_does_not_go_before_its_trunk_is_given_back() {
         let office = Arc::new(Office::default());
-        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())));
+        let place = Arc::new(Place::new(1, [device(1)], Box::new(office.clone())).unwrap());
         let (entry, n) = place.alloc(0, 512, 0, Memory::Asked).unwrap();
         place.put(entry, n);
         *office.first.lock().unwrap() = Some(goes_not(&place));
@@ -632,21 +715,22 @@ mod tests {
         assert!(!place.give_back(0));
     }
 
-    /// Gives the trunks that it was told to.
+    /// Gives the trunks that it was told to, and those that came back.
     struct Trunks(Mutex<Vec<u32>>);
 
-    impl Lessor for Trunks {
+    impl Lessor for Arc<Trunks> {
         fn lease(&self, _: usize) -> Option<Range<u32>> {
             self.0.lock().unwrap().pop().map(|trunk| trunk..trunk + 1)
         }
 
-        fn give_back(&self, _: usize, _: u32) -> bool {
-            false
+        fn give_back(&self, _: usize, trunk: u32) -> bool {
+            self.0.lock().unwrap().push(trunk);
+            true
         }
     }
 
     fn place(trunks: &[u32]) -> Place {
-        Place::new(1, [device(0)], Box::new(Trunks(Mutex::new(trunks.to_vec()))))
+        Place::new(1, [device(0)], Box::new(Arc::new(Trunks(Mutex::new(trunks.to_vec()))))).unwrap()
     }
 
     #[test]

@@ -152,6 +152,7 @@ impl<K: Kernel> Engine<K> {
     /// What both do. The frames are filled and the caller's.
     fn let_leave(&self, out: &mut Outgoing, want: usize) -> usize {
         out.busy.clear();
+        self.place.forgive(self.kernel.now());
         let want = want.min(MOST);
         // Everything is looked at once, a few times where the dice or a shared page saved it.
         let (turns, units) = {
@@ -323,7 +324,7 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Pages whose write failed are tried one by one somewhere else, once; then they go back.
+    /// Pages whose write failed are tried one by one somewhere else, once, on another device if there is one; then they go back.
     fn judge_writes(&self, out: &mut Outgoing, from: usize, upto: usize) {
         let mut written = 0;
         let (mut run, mut within) = (0, 0);
@@ -338,6 +339,7 @@ impl<K: Kernel> Engine<K> {
             }
             Stats::add(&self.stats.write_errors, 1);
             self.place.has_none();
+            self.place.shun(page.entry, self.kernel.now());
             let bad = page.entry;
             let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64, out.memory);
             page.entry = 0;
@@ -358,7 +360,10 @@ impl<K: Kernel> Engine<K> {
             }
             if page.entry == 0 {
                 page.fate = Fate::Return;
-                self.found_none();
+                // Or no memory is at hand.
+                if elsewhere.is_some() || self.place.is_full() {
+                    self.found_none();
+                }
             }
             self.place.put(bad, 1);
         }

@@ -294,7 +294,8 @@ impl World {
         };
         let config_of_device =
             DeviceConfig { rotational: plan.rotational, first, ..DeviceConfig::new(slots) };
-        let place = Place::new(2, [(config_of_device, Box::new(hooked) as Box<dyn Device>)], lessor);
+        let devices = [(config_of_device, Box::new(hooked) as Box<dyn Device>)];
+        let place = Place::new(2, devices, lessor).unwrap();
         let pages = plan.blocks * BLOCK_PAGES;
         let mut program = Program::new(kernel.program_base(), pages, plan.threads, plan.habits, seed);
         program.map(&kernel, 0, pages);
@@ -430,9 +431,14 @@ impl World {
 
     /// Another device comes.
     pub fn switch_on(self: &Arc<Self>, number: usize, serial: usize, slots: u64) {
+        self.switch_on_by(number, serial, slots, 0);
+    }
+
+    /// The same of a priority.
+    pub fn switch_on_by(self: &Arc<Self>, number: usize, serial: usize, slots: u64, priority: i32) {
         let inner = Arc::new(FaultyDevice::memory(slots * PAGE as u64, self.seed).unwrap());
         let world = Arc::new(OnceLock::from(Arc::downgrade(self)));
-        let config = DeviceConfig { first: 1, ..DeviceConfig::new(slots) };
+        let config = DeviceConfig { first: 1, priority, ..DeviceConfig::new(slots) };
         self.engine
             .place
             .swapon(number, serial, config, Box::new(Hooked { inner, for_handlers: false, world }))
