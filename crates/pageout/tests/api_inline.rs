@@ -124,6 +124,29 @@ fn fresh_memory_of_many_threads_is_within_the_limit() {
 }
 
 #[test]
+fn what_is_touched_far_apart_asks_for_no_memory_in_the_handler() {
+    well("what_is_touched_far_apart_asks_for_no_memory_in_the_handler", || {
+        let Some(swap) = swap() else { return };
+        // A table for each block, and one for each 16 GiB: more than are made ahead, faster than they are made.
+        for (step, touches) in [(2 * MIB, 300), (16 << 30, 20)] {
+            let Ok(region) = swap.map(step * touches) else { return println!("skipped: no addresses") };
+            for n in 0..touches {
+                // SAFETY: in the region, of which nobody has a reference.
+                let at = unsafe { region.as_mut_ptr().add(n * step) };
+                IN_HANDLER.with(|inside| inside.set(true));
+                // SAFETY: the same.
+                let was = unsafe { at.replace(n as u8) };
+                IN_HANDLER.with(|inside| inside.set(false));
+                assert_eq!(was, 0);
+            }
+            // SAFETY: the same.
+            (0..touches).for_each(|n| assert_eq!(unsafe { *region.as_ptr().add(n * step) }, n as u8));
+        }
+        assert_eq!(ALLOCATED.load(SeqCst), 0);
+    });
+}
+
+#[test]
 fn regions_come_and_go_under_load() {
     well("regions_come_and_go_under_load", || {
         let Some(swap) = swap() else { return };

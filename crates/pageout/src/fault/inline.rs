@@ -47,9 +47,9 @@ impl<K: Kernel> Engine<K> {
         self.policy.lock().reserve();
     }
 
-    /// Has the fault path all that it takes from stock?
-    pub(crate) fn is_stocked(&self) -> bool {
-        self.space.spares.are_enough() && self.policy.lock().has_room()
+    /// May what a thread in its signal handler brings in enter the queues?
+    pub(crate) fn has_room_in_queues(&self) -> bool {
+        self.policy.lock().has_room()
     }
 
     /// Do several threads answer themselves just now? Each interrupts the others by MOVE, so they copy, and leave frames filled.
@@ -60,7 +60,7 @@ impl<K: Kernel> Engine<K> {
     /// May a thread in its signal handler let pages leave? With a descriptor that is another's by now it would take
     /// that one's answers for the kernel's.
     pub(crate) fn may_reclaim_inline(&self) -> bool {
-        self.self_service && self.is_stocked() && self.kernel.is_ours()
+        self.self_service && self.has_room_in_queues() && self.kernel.is_ours()
     }
 
     /// Has a server answer, and waits for it. No lock held.

@@ -18,6 +18,7 @@ use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::{Parts, CHUNK};
 use crate::kernel::{Fault, Kernel};
 use crate::page::Tag;
+use crate::slot::Memory;
 use crate::space::{
     page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
 };
@@ -164,6 +165,8 @@ enum Decision {
     Read(usize, usize, u8),
     /// An event is unread.
     Pending,
+    /// Memory that a thread in its signal handler must not ask for.
+    Memory,
 }
 
 impl Server {
@@ -364,13 +367,19 @@ impl Server {
                     continue;
                 }
                 Decision::Pending => (Brought::Pending, 0),
-                Decision::Zeros(..) | Decision::Read(..) if self.inline && !engine.is_stocked() => {
+                Decision::Memory => return false,
+                Decision::Zeros(..) | Decision::Read(..) if self.inline && !engine.has_room_in_queues() => {
                     return false;
                 }
                 Decision::Read(..) if self.inline && !engine.self_service => return false,
                 Decision::Zeros(low, high, order) => {
                     let whole = patience > 0;
-                    (engine.fill(block_start, index, (low, high), whole, self.since), order)
+                    let window = (low, high);
+                    let memory = self.memory();
+                    match engine.fill(block_start, index, window, whole, self.since, memory) {
+                        Some(brought) => (brought, order),
+                        None => return false,
+                    }
                 }
                 Decision::Read(low, high, order) => (
                     engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
@@ -422,6 +431,15 @@ impl Server {
         }
     }
 
+    /// Where the tables of new memory are made of.
+    fn memory(&self) -> Memory {
+        if self.inline {
+            Memory::AtHand
+        } else {
+            Memory::Asked
+        }
+    }
+
     /// Brings in what is out in a block, by whole runs.
     fn bring_block<K: Kernel>(&mut self, engine: &Engine<K>, block_start: usize) {
         let mut backoff = Backoff::new();
@@ -459,7 +477,8 @@ impl Server {
         let regions = engine.events.read();
         let at = block_start + index * PAGE;
         self.stream = engine.continued(at / PAGE, fault.thread);
-        let mut block = engine.space.block_or_new(block_start).lock();
+        let Some(block) = engine.space.block_by(block_start, self.memory()) else { return Decision::Memory };
+        let mut block = block.lock();
         let is_known = || engine.bounds(&regions, block_start, index, self.since).is_some();
         if block.word(index).tag() == Tag::Gone && is_known() {
             engine.is_there(&mut block, block_start, index);
@@ -713,7 +732,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Maps zeros on pages `low..high` of a block, which hold nothing; at least on `index`. `whole`: not small pages
-    /// where a huge one would do.
+    /// where a huge one would do. `None`: tables would be needed for which no memory is at hand.
     fn fill(
         &self,
         block_start: usize,
@@ -721,19 +740,20 @@ impl<K: Kernel> Engine<K> {
         (low, high): (usize, usize),
         whole: bool,
         since: Option<u32>,
-    ) -> Brought {
+        memory: Memory,
+    ) -> Option<Brought> {
         let n = high - low;
         if n == BLOCK_PAGES && self.config.huge && self.config.swapin != Swapin::Never {
-            match self.fill_huge(block_start) {
+            match self.fill_huge(block_start, memory) {
                 Some(Brought::NoHuge) if !whole => {}
-                Some(done) => return done,
+                Some(done) => return Some(done),
                 None => {}
             }
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
         let grow = self.budget.load(Relaxed) >= n as i64;
         let parts = if grow { Some(Parts::new()) } else { self.take_frames(n, whole) };
-        let Some(parts) = parts else { return Brought::NoFrame };
+        let Some(parts) = parts else { return Some(Brought::NoFrame) };
         let n = if grow { n } else { parts.count() };
         let low = if low + n > index { low } else { index + 1 - n };
         for part in parts.iter() {
@@ -747,15 +767,19 @@ impl<K: Kernel> Engine<K> {
             }
         }
         let regions = self.events.read();
+        // It was there when this was decided, and none goes.
         let mut block = self.space.block_or_new(block_start).lock();
-        let (mut used, mut brought) = (0, Brought::Done(low + n));
+        let (mut used, mut brought) = (0, Some(Brought::Done(low + n)));
         // Not beyond the region: what was looked at without this lock may be somebody else's by now.
         let (first, end) = self.bounds(&regions, block_start, index, since).unwrap_or_else(|| {
             self.kernel.wake(block_start + index * PAGE, PAGE);
             (index, index)
         });
-        let end = end.min(low + n);
+        let mut end = end.min(low + n);
         let mut at = low.max(first);
+        if !self.has_units(&mut block, at..end, memory) {
+            (end, brought) = (at, None);
+        }
         while at < end {
             if !matches!(block.word(at).tag(), Tag::None | Tag::Zero | Tag::Resident) {
                 // It changed since it was looked at; whoever waits looks again.
@@ -797,7 +821,7 @@ impl<K: Kernel> Engine<K> {
                 None => {}
                 Some(Errno::AGAIN) if done > 0 => {}
                 Some(Errno::AGAIN) => {
-                    brought = if index >= at { Brought::Pending } else { Brought::Done(at) };
+                    brought = Some(if index >= at { Brought::Pending } else { Brought::Done(at) });
                     break;
                 }
                 // Mapped already, or not to be mapped: the program takes its fault again.
@@ -813,6 +837,12 @@ impl<K: Kernel> Engine<K> {
             self.frames.give_back(parts.locate(i).0);
         }
         brought
+    }
+
+    /// Is there a unit for each of these pages, or memory for it?
+    fn has_units(&self, block: &mut BlockState, pages: Range<usize>, memory: Memory) -> bool {
+        let mut units = pages.start / UNIT_PAGES..pages.end.div_ceil(UNIT_PAGES);
+        units.all(|unit| block.unit_by(unit * UNIT_PAGES, &self.space.spares, memory).is_some())
     }
 
     /// A page is mapped now that holds zeros.
@@ -832,7 +862,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// A whole block of zeros by one huge page. `None`: it would be split, or there is something in the block.
-    fn fill_huge(&self, block_start: usize) -> Option<Brought> {
+    fn fill_huge(&self, block_start: usize, memory: Memory) -> Option<Brought> {
         if !self.comes_whole(&self.space.block_or_new(block_start).lock()) {
             return None;
         }
@@ -851,7 +881,8 @@ impl<K: Kernel> Engine<K> {
         let mut block = self.space.block_or_new(block_start).lock();
         let empty = block.resident == 0
             && !block.table
-            && (0..BLOCK_PAGES).all(|at| matches!(block.word(at).tag(), Tag::None | Tag::Zero));
+            && (0..BLOCK_PAGES).all(|at| matches!(block.word(at).tag(), Tag::None | Tag::Zero))
+            && self.has_units(&mut block, 0..BLOCK_PAGES, memory);
         let moved = if empty {
             self.kernel.move_pages(block_start, self.frames.huge_address(huge), BLOCK, true)
         } else {

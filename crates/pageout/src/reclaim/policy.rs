@@ -153,9 +153,10 @@ impl Policy {
         }
     }
 
-    /// Can some dozens of units enter or change queues without memory being asked for?
+    /// Can a thousand units, a block of each thread that may be in a handler at once, enter or change queues without memory being
+    /// asked for?
     pub fn has_room(&self) -> bool {
-        self.queues().all(|queue| queue.turns.capacity() - queue.turns.len() >= SPARE / 16)
+        self.queues().all(|queue| queue.turns.capacity() - queue.turns.len() >= SPARE / 4)
     }
 
     /// How often something can be offered before all was.

@@ -17,6 +17,7 @@ mod region;
 pub use region::{Change, Region, Regions};
 
 use crate::page::{Tag, Word};
+use crate::slot::Memory;
 use crate::sync::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -159,12 +160,19 @@ impl BlockState {
 
     /// The unit of page `index`; a missing one comes from `spares`.
     pub fn unit_or_new(&mut self, index: usize, spares: &Spares) -> &mut Unit {
-        self.units[index / UNIT_PAGES].get_or_insert_with(|| {
-            let mut unit = spares.take();
+        self.unit_by(index, spares, Memory::Asked).expect("memory is asked for")
+    }
+
+    /// The same with memory from where the caller says; `None`: there is none.
+    pub fn unit_by(&mut self, index: usize, spares: &Spares, memory: Memory) -> Option<&mut Unit> {
+        let unit = &mut self.units[index / UNIT_PAGES];
+        if unit.is_none() {
+            let mut new = spares.unit(memory)?;
             // Who has let go of the lock, for I/O, must not take one that came meanwhile for the one that it knew.
-            unit.words = [Word::unknown(self.generation); UNIT_PAGES];
-            unit
-        })
+            new.words = [Word::unknown(self.generation); UNIT_PAGES];
+            *unit = Some(new);
+        }
+        unit.as_deref_mut()
     }
 
     /// Takes out the units of which nothing is known. What is queued goes later, when its turn has come.
@@ -297,35 +305,19 @@ const SPARE_LEAVES: usize = 2;
 
 impl Spares {
     fn new() -> Self {
+        // What somebody else was quicker to make comes back.
         let spares = Self {
             units: Lock::new(Vec::with_capacity(SPARE_UNITS), &SPARE_LOCKS),
-            blocks: Lock::new(Vec::with_capacity(SPARE_BLOCKS), &SPARE_LOCKS),
-            leaves: Lock::new(Vec::with_capacity(SPARE_LEAVES), &SPARE_LOCKS),
+            blocks: Lock::new(Vec::with_capacity(2 * SPARE_BLOCKS), &SPARE_LOCKS),
+            leaves: Lock::new(Vec::with_capacity(16 * SPARE_LEAVES), &SPARE_LOCKS),
         };
         spares.refill();
         spares
     }
 
-    fn take(&self) -> Box<Unit> {
+    fn unit(&self, memory: Memory) -> Option<Box<Unit>> {
         let spare = self.units.lock().pop();
-        spare.unwrap_or_else(|| Box::new(Unit::new()))
-    }
-
-    fn take_block(&self) -> Box<Block> {
-        let spare = self.blocks.lock().pop();
-        spare.unwrap_or_else(|| Box::new(Block::new()))
-    }
-
-    fn take_leaf(&self) -> Box<Leaf> {
-        let spare = self.leaves.lock().pop();
-        spare.unwrap_or_else(new_leaf)
-    }
-
-    /// Is there enough for a few faults?
-    pub(crate) fn are_enough(&self) -> bool {
-        self.units.lock().len() >= 4 * BLOCK_UNITS
-            && self.blocks.lock().len() >= SPARE_BLOCKS / 8
-            && !self.leaves.lock().is_empty()
+        memory.or_new(spare, || Some(Box::new(Unit::new())))
     }
 
     /// Makes what was used up. From a thread that may allocate; no lock held.
@@ -361,9 +353,14 @@ impl Space {
 
     /// The block of `address`; made when it is not there. `address` is below [`TOP`].
     pub fn block_or_new(&self, address: usize) -> &Block {
+        self.block_by(address, Memory::Asked).expect("memory is asked for")
+    }
+
+    /// The same with memory from where the caller says; `None`: there is none.
+    pub fn block_by(&self, address: usize, memory: Memory) -> Option<&Block> {
         let number = address / BLOCK;
-        let leaf = publish(&self.root[number / LEAF], || self.spares.take_leaf());
-        publish(&leaf[number % LEAF], || self.spares.take_block())
+        let leaf = publish(&self.root[number / LEAF], &self.spares.leaves, memory, new_leaf)?;
+        publish(&leaf[number % LEAF], &self.spares.blocks, memory, || Box::new(Block::new()))
     }
 
     /// Pages that are mapped in the program, as far as is known: a walk over all blocks, which counts what is out, too, and
@@ -468,22 +465,33 @@ impl Default for Space {
     }
 }
 
-/// The value behind `slot`; the first to come makes it.
-fn publish<T>(slot: &TablePtr<T>, make: impl FnOnce() -> Box<T>) -> &T {
+/// The value behind `slot`; the first to come takes it from the `spares`, or makes it if `memory` is asked for.
+#[allow(clippy::vec_box)]
+fn publish<'a, T>(
+    slot: &'a TablePtr<T>,
+    spares: &Lock<Vec<Box<T>>>,
+    memory: Memory,
+    make: impl FnOnce() -> Box<T>,
+) -> Option<&'a T> {
     let mut found = slot.load(Acquire);
     if found.is_null() {
-        let made = Box::into_raw(make());
+        let spare = spares.lock().pop();
+        let made = Box::into_raw(memory.or_new(spare, || Some(make()))?);
         found = match slot.compare_exchange(core::ptr::null_mut(), made, AcqRel, Acquire) {
             Ok(_) => made,
             Err(first) => {
                 // SAFETY: ours was never published.
-                drop(unsafe { Box::from_raw(made) });
+                let made = unsafe { Box::from_raw(made) };
+                let mut spares = spares.lock();
+                if spares.len() < spares.capacity() {
+                    spares.push(made);
+                }
                 first
             }
         };
     }
     // SAFETY: published whole, never freed before its owner.
-    unsafe { &*found }
+    Some(unsafe { &*found })
 }
 
 impl Drop for Space {
