@@ -474,12 +474,14 @@ impl<K: Kernel> Engine<K> {
                     block.set(index, word.adopt());
                 }
                 at += PAGE;
-                if at % UNIT == 0 || at == stop {
+                if !whole && (at % UNIT == 0 || at == stop) {
                     self.used(&mut block, block_start, index & !(UNIT_PAGES - 1)..index + 1, false);
                 }
             }
             if whole {
                 block.is_whole();
+                // One unit stands for all.
+                self.used(&mut block, block_start, 0..UNIT_PAGES, false);
             }
         }
     }

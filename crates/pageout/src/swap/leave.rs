@@ -245,8 +245,10 @@ impl<K: Kernel> Engine<K> {
             // What is busy still is pinned.
             out.busy.truncate(busy_before);
         }
-        unit.usage.left = moved & !unit.resident();
-        unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+        if moved != 0 {
+            unit.usage.left = moved & !unit.resident();
+            unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+        }
         match unit.resident() {
             // As when its turn comes.
             stay if is_held || stay == 0 => unit.usage.queued = false,
