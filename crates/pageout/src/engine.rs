@@ -148,7 +148,7 @@ pub struct Engine<K: Kernel> {
     pub unmappings: AtomicU32,
     /// The program has moved mappings: see [`Engine::read_some`].
     moves: AtomicBool,
-    /// How long a read from a device takes: moving average, in ns.
+    /// How long a read from a device takes for each page: moving average, in ns.
     pub(crate) device_ns: AtomicU64,
     /// How long a request to a device takes, whatever its size: moving average, in ns.
     pub(crate) request_ns: AtomicU64,
@@ -280,7 +280,7 @@ impl<K: Kernel> Engine<K> {
                 Event::Remap { .. } | Event::Fault(_) => {}
             });
             for part in asked.iter() {
-                unmapped.within(part.start, part.end).for_each(|part| self.is_new(part.start, part.end));
+                unmapped.within(part.start, part.end).for_each(|part| self.forget_gone(part.start, part.end));
             }
             (unmapped, asked) = (Regions::default(), Regions::default());
             if register(regions)? {
@@ -306,7 +306,7 @@ impl<K: Kernel> Engine<K> {
                 }
                 let (from, to) = registered.unwrap_or((end, end));
                 if at < from {
-                    self.is_new(at, from);
+                    self.forget_gone(at, from);
                     let registered = self.kernel.register(at, from - at);
                     // Beside what was there before may be holes.
                     registered.or_else(|errno| if known { Ok(()) } else { Err(errno) })?;
@@ -428,18 +428,18 @@ impl<K: Kernel> Engine<K> {
             at = walked;
         }
         self.space
-            .each_gone(start, end, |block, block_start, index| self.is_there(block, block_start, index));
+            .each_gone(start, end, |block, block_start, index| self.settle_gone(block, block_start, index));
         Stats::add(&self.stats.adoptions, 1);
     }
 
     /// What is in a range was mapped since pages went from there.
-    fn is_new(&self, start: usize, end: usize) {
+    fn forget_gone(&self, start: usize, end: usize) {
         self.space.each_gone(start, end, |block, _, index| block.set(index, block.word(index).forget()));
     }
 
     /// A page is there that is Gone: that it was unmapped was refused, and its data are lost. Unless it may be what has grown
     /// to here since, of which no event tells. Events lock held, at least shared.
-    pub(crate) fn is_there(&self, block: &mut BlockState, block_start: usize, index: usize) {
+    pub(crate) fn settle_gone(&self, block: &mut BlockState, block_start: usize, index: usize) {
         let (word, at) = (block.word(index), block_start + index * PAGE);
         if self.kernel.growths().is_none_or(|growths| word.payload() != growths.into()) {
             block.set(index, word.forget());
@@ -479,7 +479,7 @@ impl<K: Kernel> Engine<K> {
                 }
             }
             if whole {
-                block.is_whole();
+                block.became_whole();
                 // One unit stands for all.
                 self.used(&mut block, block_start, 0..UNIT_PAGES, false);
             }
@@ -503,7 +503,7 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn came_whole(&self, block: &mut BlockState, start: usize) -> bool {
         let whole = self.is_one_page(start);
         if whole {
-            block.is_whole();
+            block.became_whole();
             self.splits.store(0, Relaxed);
         } else {
             block.splits = block.splits.saturating_add(1);

@@ -13,9 +13,9 @@
 //!
 //! | verb | from | to | who |
 //! |---|---|---|---|
-//! | adopt | None | Resident | adopter, which found it mapped |
+//! | adopt | None, Gone | Resident | adopter, which found it mapped |
 //! | fill | None, Zero, Resident | Resident | fault: zeros; Resident where somebody discarded it past us |
-//! | inherit | None | Swapped | a fork's child, before it goes on: its parent's page was out |
+//! | inherit | None, Gone | Swapped | a fork's child, before it goes on: its parent's page was out |
 //! | detach | Resident | Resident | who clears a device, or a fault while it is full: the entry is given up |
 //! | leave | Resident | Cached | evictor, after MOVE out |
 //! | rescue | Cached | Resident | fault: the frame still has it |
@@ -26,6 +26,7 @@
 //! | poison | Busy, Gone | Poisoned | fault whose data are lost |
 //! | forget | any | None | event: moved away; something else is here by now |
 //! | unmap | any | Gone, None | event |
+//! | moved | any | what it was elsewhere; Swapped if that was Busy | event: it came here |
 //! | discard | any | None | event: about to be discarded, so not to be adopted though it may still be mapped |
 //!
 //! Every change bumps the generation, so whoever let go of the block's lock (for I/O) can tell by one
@@ -234,9 +235,7 @@ impl Word {
     pub fn moved(self, from: Word) -> Word {
         self.become_(from.tag(), from.payload())
     }
-}
 
-impl Word {
     /// The word of a page that `mremap` moved here while it was Busy `from` where it was: its reader will
     /// not come here, so it is to be read again.
     #[must_use]

@@ -94,7 +94,8 @@ counters! {
     rescued,
     /// Pages that left unchanged and so without a write.
     clean_dropped,
-    /// Pages that the kernel would not give: pinned, or shared with a fork's child or parent. They stay.
+    /// Pages that the kernel would not give: shared with a fork's child or parent, then they are made the process's own and leave, or
+    /// pinned. Of a huge page one counts.
     busy_left,
     /// Pages that the kernel discarded without an event, as guard pages do: they read as zeros.
     discarded_unseen,

@@ -481,7 +481,7 @@ impl Server {
         let mut block = block.lock();
         let is_known = || engine.bounds(&regions, block_start, index, self.since).is_some();
         if block.word(index).tag() == Tag::Gone && is_known() {
-            engine.is_there(&mut block, block_start, index);
+            engine.settle_gone(&mut block, block_start, index);
         }
         let word = block.word(index);
         let is_out = !matches!(word.tag(), Tag::Busy | Tag::Resident | Tag::Poisoned | Tag::Gone);

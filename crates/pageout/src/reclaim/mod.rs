@@ -286,7 +286,7 @@ impl<K: Kernel> Engine<K> {
         let Some(block) = self.space.block(start) else { return };
         let mut block = block.lock();
         if block.resident as usize == BLOCK_PAGES && self.is_one_page(start) {
-            block.is_whole();
+            block.became_whole();
         }
     }
 

@@ -12,9 +12,9 @@
 //! the engine's matter (`Place::is_full`).
 //!
 //! Any thread may call anything here. Nothing in here does I/O or asks for memory with a cluster or list
-//! lock held, and memory is asked for only when a cluster that was free is used and no table is at hand: one
-//! that was kept ready is taken first ([`Slots::refill`]).
-//! Locks, outermost first: the trunks of a device, cluster, lists. No two cluster locks are held together.
+//! lock held. It is asked for when a cluster that was free is used, or a trunk, and no table for it is at hand, for which
+//! those that were kept ready are taken first ([`Slots::refill`]); and when a slot gets more names than its word counts.
+//! Locks, outermost first: the numbers of devices, the trunks of one, cluster, lists. No two cluster locks are held together.
 #![forbid(unsafe_code)]
 
 mod alloc;

@@ -85,7 +85,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
             (block.huge, block.table, block.splits) = (false, false, 0);
         }
         if split {
-            block.is_split();
+            block.became_split();
             engine.requeue_units(&mut block, block_start);
         }
     }
@@ -148,7 +148,7 @@ fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: 
         let mut block = block.lock();
         block.thinned = true;
         if block.huge {
-            block.is_split();
+            block.became_split();
             engine.requeue_units(&mut block, block_start);
         }
     }

@@ -211,12 +211,12 @@ impl BlockState {
     }
 
     /// The block was found to be mapped by one huge page.
-    pub fn is_whole(&mut self) {
+    pub fn became_whole(&mut self) {
         (self.huge, self.table) = (true, false);
     }
 
     /// What was a huge page are small ones now.
-    pub fn is_split(&mut self) {
+    pub fn became_split(&mut self) {
         (self.huge, self.table) = (false, true);
     }
 

@@ -185,7 +185,7 @@ impl<K: Kernel> Engine<K> {
         if self.is_pinned(unit_start) {
             // It is out of the queue for good; the others of its block are not.
             if block.huge {
-                block.is_split();
+                block.became_split();
                 self.requeue_units(block, block_start);
             }
             return None;
@@ -417,7 +417,7 @@ impl<K: Kernel> Engine<K> {
             out.placed_only && block.placed(index) != u16::MAX || self.is_pinned(block_start + index * PAGE)
         });
         if stays || !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
-            block.is_split();
+            block.became_split();
             self.requeue_units(block, block_start);
             return None;
         }
@@ -435,7 +435,7 @@ impl<K: Kernel> Engine<K> {
             if partial.errno == Errno::INVAL && self.frames.has_executable() {
                 // It can be executed, maybe: then it goes by small pages, and never comes back as a huge one.
                 block.splits = 2;
-                block.is_split();
+                block.became_split();
                 self.requeue_units(block, block_start);
                 return None;
             }
@@ -456,7 +456,7 @@ impl<K: Kernel> Engine<K> {
             return Some(Left::Some);
         }
         let whole = done == BLOCK_PAGES && self.is_one_page(self.frames.huge_address(huge));
-        block.is_split();
+        block.became_split();
         block.table = !whole;
         for index in 0..done {
             self.left(out, block, block_start, index, self.frames.of_huge(huge) + index as u32);

@@ -244,7 +244,7 @@ impl Place {
                 self.full.store(true, Relaxed);
             }
             if self.is_full() {
-                self.has_none();
+                self.found_no_room();
             }
         }
         found.ok()
@@ -497,7 +497,7 @@ impl Place {
     }
 
     /// What seemed to be free is of no use.
-    pub fn has_none(&self) {
+    pub fn found_no_room(&self) {
         self.room.store(0, Relaxed);
     }
 

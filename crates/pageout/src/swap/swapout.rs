@@ -338,7 +338,7 @@ impl<K: Kernel> Engine<K> {
                 continue;
             }
             Stats::add(&self.stats.write_errors, 1);
-            self.place.has_none();
+            self.place.found_no_room();
             self.place.shun(page.entry, self.kernel.now());
             let bad = page.entry;
             let elsewhere = self.place.alloc(self.kernel.cpu(), 1, (page.page / PAGE) as u64, out.memory);
