@@ -260,7 +260,7 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
     if len.saturating_add(size_of::<usize>()) <= usable {
         return direct();
     }
-    part::hold_up(len - usable);
+    part::hold_up(len.saturating_sub(usable));
     if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
         return remap::grow(direct, |object| !object.is_null());
     }
@@ -269,7 +269,7 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
     unsafe {
         let new = bare_realloc(core::ptr::null_mut(), len);
         if !new.is_null() {
-            new.cast::<u8>().copy_from_nonoverlapping(object.cast(), usable);
+            new.cast::<u8>().copy_from_nonoverlapping(object.cast(), usable.min(len));
             bare_realloc(object, 0);
         }
         new
