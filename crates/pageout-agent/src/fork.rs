@@ -249,6 +249,8 @@ impl Turn {
 /// in a fork already, as a handler of fork is, or another is for ever.
 pub fn before() -> Option<Turn> {
     let mask = sys::block_signals_from_elsewhere();
+    // By which the clone is watched.
+    sys::unblock(linux_raw_sys::general::SIGSYS);
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {

@@ -8,7 +8,7 @@ use crate::link::{self, Link, Welcome};
 use crate::part::Part;
 use crate::threads::Queue;
 use crate::tie::Tie;
-use crate::{fork, heir, memory, program, remap, sys, task};
+use crate::{fork, heir, memory, part, program, remap, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -225,20 +225,19 @@ pub fn start(path: Path) -> bool {
     let started = sent.is_ok() || fork::is_heir() && patiently(|| send_messenger().ok()).is_some();
     if let (Err(errno), false) = (sent, fork::is_heir()) {
         let process = program();
-        let line = match errno {
-            Errno::AGAIN if sys::may_have_no_children() => alloc::format!(
-                "pageout: process {process} runs without a limit: its class, SCHED_DEADLINE, allows it no children, so \
-                 no keeper; have them get another class (SCHED_RESET_ON_FORK, chrt -R -d)\n"
-            ),
-            Errno::AGAIN | Errno::NOMEM => alloc::format!(
-                "pageout: process {process} runs without a limit: no room for its keeper; {MORE_TASKS}\n"
-            ),
-            errno => alloc::format!(
-                "pageout: process {process} runs without a limit: this kernel, a filter or an emulator refuses it a \
-                 keeper on the same memory ({errno})\n"
-            ),
-        };
-        sys::complain(line.as_bytes());
+        match errno {
+            Errno::AGAIN if sys::may_have_no_children() => sys::complain_of(format_args!(
+                "process {process} runs without a limit: its class, SCHED_DEADLINE, allows it no children, so \
+                 no keeper; have them get another class (SCHED_RESET_ON_FORK, chrt -R -d)"
+            )),
+            Errno::AGAIN | Errno::NOMEM => sys::complain_of(format_args!(
+                "process {process} runs without a limit: no room for its keeper; {MORE_TASKS}"
+            )),
+            errno => sys::complain_of(format_args!(
+                "process {process} runs without a limit: this kernel, a filter or an emulator refuses it a \
+                 keeper on the same memory ({errno})"
+            )),
+        }
     }
     while started && BEGUN.load(Ordering::SeqCst) == 0 && is_there() {
         sys::wait_a_tenth(&BEGUN, 0, futex::Flags::PRIVATE);
@@ -341,11 +340,10 @@ extern "C" fn keeper(_: usize) -> ! {
                 let why = match errno {
                     // Run is called by a path. SRCH: the root is in what was the /proc of a process (Chromium's sandbox).
                     Errno::SRCH | Errno::ACCESS => "its run cannot be reached from its root or by its user",
+                    Errno::MFILE => "what its keeper opens is more than it may; raise ulimit -n",
                     _ => "its run does not answer",
                 };
-                let line =
-                    alloc::format!("pageout: process {program} runs without a limit: {why} ({errno})\n");
-                sys::complain(line.as_bytes());
+                sys::complain_of(format_args!("process {program} runs without a limit: {why} ({errno})"));
             }
             leave(0)
         }
@@ -395,15 +393,25 @@ fn connect(path: Path, program: u32, me: u32) -> Result<(Link, Welcome), Errno> 
     }
 }
 
-/// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`.
+/// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`, if anything is held. In a thread of the
+/// program, it.
 pub fn give_up(why: core::fmt::Arguments<'_>) -> ! {
-    link::last_word(why);
+    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    if me != KEEPER.load(Ordering::SeqCst) {
+        sys::complain_of(format_args!("process {me}: {why}; killed"));
+        sys::kill_self();
+    }
+    if !link::last_word(why) {
+        sys::complain_of(format_args!("process {} runs without a limit: {why}", program()));
+    }
     leave(1)
 }
 
 /// Ends the keeper. A program that waits to inherit ends with it.
 pub fn leave(status: i32) -> ! {
     fork::lost();
+    // Who goes on without it is held up by nobody.
+    part::let_go();
     begun();
     sys::exit_group(status)
 }

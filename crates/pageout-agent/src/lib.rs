@@ -144,7 +144,7 @@ unsafe fn variable<'a>(mut environment: *const *const c_char, name: &[u8]) -> Op
 }
 
 /// A bug: the program must not run on with memory that nobody keeps. The keeper's death closes its
-/// connection, and `pageout run` ends the program; the line below says why.
+/// connection, and `pageout run` ends the program, if anything of it is out; the line below says why.
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     keeper::give_up(format_args!("{info}"))

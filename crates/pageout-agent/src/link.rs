@@ -117,6 +117,10 @@ impl Link {
                 }
             }
         }
+        // What came with it found no number.
+        if got.flags.contains(net::ReturnFlags::CTRUNC) {
+            return Err(Errno::MFILE);
+        }
         if got.bytes != size_of::<Message>() {
             return Err(Errno::CONNRESET);
         }
@@ -191,11 +195,11 @@ impl Link {
     }
 }
 
-/// Sends a line and the end from wherever a bug was found; takes no lock and allocates nothing.
-pub fn last_word(text: core::fmt::Arguments<'_>) {
+/// Sends a line and the end from wherever a bug was found; takes no lock and allocates nothing. False: there is no connection yet.
+pub fn last_word(text: core::fmt::Arguments<'_>) -> bool {
     let fd = LAST_WORD.load(Relaxed);
     if fd < 0 {
-        return;
+        return false;
     }
     let mut message = Message::with_text(Kind::Log, 0, b"");
     let mut cut = Cut { to: &mut message };
@@ -205,6 +209,7 @@ pub fn last_word(text: core::fmt::Arguments<'_>) {
     for part in [message, Message::new(Kind::Bye, BYE_STOP, 0, 0)] {
         let _ = net::send(socket, part.as_bytes(), SendFlags::NOSIGNAL);
     }
+    true
 }
 
 /// Writes into a message's text as far as it fits.

@@ -33,6 +33,24 @@ pub fn complain(line: &[u8]) {
     let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
 }
 
+/// The same of what is still to be put together, for which there may be no memory: 500 bytes at most.
+pub fn complain_of(what: core::fmt::Arguments<'_>) {
+    struct Line([u8; 512], usize);
+    impl core::fmt::Write for Line {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            let room = &mut self.0[self.1..500.max(self.1)];
+            let len = text.len().min(room.len());
+            room[..len].copy_from_slice(&text.as_bytes()[..len]);
+            self.1 += len;
+            Ok(())
+        }
+    }
+    let mut line = Line([0; 512], 0);
+    let _ = core::fmt::write(&mut line, format_args!("pageout: {what}"));
+    line.0[line.1] = b'\n';
+    complain(&line.0[..line.1 + 1]);
+}
+
 /// Do the calling process's descendants become its children when their parents end?
 pub fn is_subreaper() -> bool {
     const PR_GET_CHILD_SUBREAPER: usize = 37;
@@ -95,10 +113,19 @@ pub fn kill_self() -> ! {
 }
 
 /// Blocks the signals that come from elsewhere; returns the mask before. Those that an instruction raises still
-/// reach their handlers: blocked, they would kill.
+/// reach their handlers, unless the program has blocked them: blocked, they would kill.
 pub fn block_signals_from_elsewhere() -> u64 {
     let own = [raw::SIGILL, raw::SIGTRAP, raw::SIGBUS, raw::SIGFPE, raw::SIGSEGV, raw::SIGSYS];
-    set_signals(own.iter().fold(!0, |mask, signal| mask & !(1 << (signal - 1))))
+    change_signals(raw::SIG_BLOCK, own.iter().fold(!0, |mask, signal| mask & !bit(*signal)))
+}
+
+/// Lets a signal through; returns the mask before.
+pub fn unblock(signal: u32) -> u64 {
+    change_signals(raw::SIG_UNBLOCK, bit(signal))
+}
+
+fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
 }
 
 /// Does what a handler of the program must not run amid: who faults there would wait for servers, and these may wait for what
@@ -141,12 +168,14 @@ pub fn block_signals() -> u64 {
 
 /// Sets the mask of blocked signals; returns the mask before.
 pub fn set_signals(mask: u64) -> u64 {
+    change_signals(raw::SIG_SETMASK, mask)
+}
+
+fn change_signals(how: u32, mask: u64) -> u64 {
     let mut old = 0u64;
-    const SETMASK: usize = 2;
+    let (how, mask) = (how as usize, &raw const mask as usize);
     // SAFETY: both masks are 8 bytes.
-    let _ = unsafe {
-        call(raw::__NR_rt_sigprocmask, SETMASK, &raw const mask as usize, &raw mut old as usize, 8)
-    };
+    let _ = unsafe { call(raw::__NR_rt_sigprocmask, how, mask, &raw mut old as usize, 8) };
     old
 }
 

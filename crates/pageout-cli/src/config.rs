@@ -8,11 +8,13 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 use pageout::api::{Bytes, Spec};
 
+use crate::directory;
 use crate::memory;
 use crate::options::{SettingOptions, SWAPIN};
 use crate::say;
@@ -94,6 +96,14 @@ impl Config {
                     bail!("{}: cannot be read: {}{remedy}", path.display(), sys::reason(&error))
                 }
             };
+            let is_trusted =
+                |path: &Path| fs::metadata(path).is_ok_and(|about| directory::is_trusted(about.uid()));
+            if !required && !is_trusted(&path) {
+                bail!(
+                    "{}: belongs to another user; set HOME to your own, or name it with --config",
+                    path.display()
+                );
+            }
             // A later file replaces what an earlier one says, it does not add to it.
             values.extend(parse(&path, &text)?);
         }
@@ -206,7 +216,12 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
             if !(percent > 0.0 && percent <= 100.0) {
                 return Err(written.complain("a percentage above 0% and up to 100%"));
             }
-            (available() as f64 * percent / 100.0) as u64
+            let available = available();
+            if available == u64::MAX {
+                let of = "/proc/meminfo does not say of how much; give a size with -m, as 4G";
+                bail!("{} {}: {of}", written.source, written.text);
+            }
+            (available as f64 * percent / 100.0) as u64
         }
         None => written.text.parse::<Bytes>().map_err(|_| written.complain(TAKES))?.0,
     };

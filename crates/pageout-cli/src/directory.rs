@@ -11,7 +11,7 @@ use crate::sys;
 
 /// Where sockets are: `$XDG_RUNTIME_DIR/pageout`, or `/tmp/pageout-UID`.
 pub fn runtime() -> PathBuf {
-    match sys::directory_from("XDG_RUNTIME_DIR").filter(|dir| dir.is_dir()) {
+    match sys::directory_from("XDG_RUNTIME_DIR").filter(|dir| dir.is_dir() && is_out_of_reach(dir)) {
         Some(dir) => dir.join("pageout"),
         None => PathBuf::from(format!("/tmp/pageout-{}", sys::euid())),
     }
@@ -45,7 +45,25 @@ pub fn ready_runtime() -> Result<PathBuf> {
 pub fn cache() -> Option<PathBuf> {
     let home = || sys::directory_from("HOME").filter(|home| home.is_dir());
     let base = sys::directory_from("XDG_CACHE_HOME").or_else(|| home().map(|home| home.join(".cache")))?;
-    Some(base.join("pageout"))
+    is_out_of_reach(&base).then(|| base.join("pageout"))
+}
+
+/// Can no other user put something else in the place of a directory? That is to be asked of root's, who may have another's HOME
+/// (`su -m`): who owns what a user's home lies in has that user in his hands anyway.
+fn is_out_of_reach(directory: &Path) -> bool {
+    let is_safe = |directory: &Path| {
+        // What is not there yet is made by us.
+        let Ok(about) = fs::metadata(directory) else { return true };
+        let is_open = about.mode() & 0o1002 == 0o002;
+        is_trusted(about.uid()) && !is_open
+    };
+    let real = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    sys::euid() != 0 || real.ancestors().all(is_safe)
+}
+
+/// May what belongs to this user decide for us? That is us, root, and who root is called in a user namespace that has none.
+pub fn is_trusted(user: u32) -> bool {
+    user == 0 || user == sys::euid() || fs::metadata("/").is_ok_and(|root| root.uid() == user)
 }
 
 /// Makes `path`, and what it lies in, if it is not there, and checks that it is the user's alone.

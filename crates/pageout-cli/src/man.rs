@@ -25,7 +25,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings; and of mapped files, programs \
              and libraries among them, what is not in use, where the file is on a disk, is owned by the program's user or may be written by him, and no other process has \
              mapped that part. What cannot \
-             go: other files, shared memory (files in tmpfs too), what was written to a private mapping of a file, locked memory, code that was made at run time and cannot be written, thread stacks, mappings of less than 16 KiB, pages that a device \
+             go: other files, shared memory (files in tmpfs too), what was written to a private mapping of a file, locked memory, code that was made at run time and cannot be written, thread stacks, pages that a device \
              has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
              way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \

@@ -35,8 +35,8 @@ fn read_cgroup_limit() -> Option<u64> {
         .into_iter()
         .flat_map(|(group, mount, file)| limits_up_from(&mount.join(group), &mount, file))
         .min()
-        // Version 1 writes "no limit" as a number that no machine has.
-        .filter(|limit| *limit < machine)
+        // Version 1 writes "no limit" as a number that no machine has: of this size, if the machine's is not known.
+        .filter(|limit| *limit < machine.min(1 << 62))
 }
 
 /// The smaller of the machine's memory and the control group's limit, in bytes.

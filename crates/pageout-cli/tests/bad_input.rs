@@ -124,6 +124,32 @@ fn environment_and_files() {
 }
 
 #[test]
+fn what_is_another_users_decides_nothing_for_root() {
+    if !is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let home = place.path("theirs");
+    fs::create_dir_all(home.join(".config")).unwrap();
+    let conf = home.join(".config/pageout.conf");
+    fs::write(&conf, "memory = 64M\n").unwrap();
+    for path in [&conf, &home] {
+        std::os::unix::fs::chown(path, Some(65533), None).unwrap();
+    }
+    let run = |script: &str| {
+        let mut run = place.pageout(["run", "-m", "64M", "sh", "-c", script]);
+        finish(run.env("HOME", &home).env("XDG_RUNTIME_DIR", &home).env_remove("XDG_CONFIG_HOME"))
+    };
+    let ended = run("true");
+    let refused = "belongs to another user; set HOME to your own, or name it with --config";
+    assert_eq!((ended.status, ended.err), (125, format!("pageout: {}: {refused}\n", conf.display())));
+    fs::remove_file(&conf).unwrap();
+    // Nor are agent and socket put where that user may put others in their place.
+    let ended = run("echo $LD_PRELOAD $PAGEOUT_RUN");
+    assert!(ended.status == 0 && !ended.out.contains("theirs"), "{} {}", ended.out, ended.err);
+}
+
+#[test]
 fn programs() {
     let place = Place::new();
     refused(&place, &["no-such-program"], 127, "no-such-program: not found; check its name and PATH");

@@ -29,6 +29,7 @@ pub const TRAPS: &[Trap] = &[
         "the same to a thread that makes threads, while memory comes and goes",
         signal_threads,
     ),
+    Trap::new("signal-pending", "has blocked what an instruction raises, and it is pending", signal_pending),
     Trap::new("crash", "dies of SIGSEGV", crash).ends(End::Signal(libc::SIGSEGV)),
     Trap::new("abort", "dies of SIGABRT", abort).ends(End::Signal(libc::SIGABRT)),
     Trap::new("killed", "kills itself", killed).ends(End::Signal(libc::SIGKILL)),
@@ -37,6 +38,41 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("term-default", "says ready, and dies of SIGTERM", term_default).helper(),
     Trap::new("cat", "copies its input to its output by way of evicted memory", cat).helper(),
 ];
+
+fn signal_pending(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let signals = [libc::SIGTRAP, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTERM];
+    for signal in signals {
+        // SAFETY: plain sets and numbers; the signal is blocked, and taken before its mask goes.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, signal);
+            sys::ret("pthread_sigmask", libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before))?;
+            sys::ret("pthread_kill", libc::pthread_kill(libc::pthread_self(), signal))?;
+            // Each of them passes by the agent.
+            std::thread::spawn(|| ()).join().map_err(|_| Stop::Wrong("a thread failed".into()))?;
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(0);
+            }
+            sys::wait_for(sys::ret("fork", child)?, 0)?;
+            let moved = sys::map(PAGE)?;
+            let moved = libc::mremap(moved.start as *mut _, PAGE, 2 * PAGE, libc::MREMAP_MAYMOVE);
+            ensure!(moved != libc::MAP_FAILED, "mremap failed");
+            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let got = libc::sigtimedwait(&set, std::ptr::null_mut(), &at_once);
+            ensure!(got == signal, "{got} was pending, not {signal}");
+            sys::ret(
+                "pthread_sigmask",
+                libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()),
+            )?;
+        }
+    }
+    ballast.walk()?;
+    field.check(1)
+}
 
 /// Where the handlers may act, and how often they did.
 static GUARDED_START: AtomicUsize = AtomicUsize::new(0);

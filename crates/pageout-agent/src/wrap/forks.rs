@@ -84,9 +84,10 @@ pub extern "C" fn daemon(keep_directory: c_int, keep_streams: c_int) -> c_int {
         let _ = rustix::process::chdir(c"/");
     }
     if keep_streams == 0 {
-        let Ok(null) = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
-        else {
-            return fail(Errno::NODEV);
+        let null = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty());
+        let null = match null {
+            Ok(null) => null,
+            Err(errno) => return fail(errno),
         };
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);

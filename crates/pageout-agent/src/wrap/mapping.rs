@@ -3,6 +3,7 @@
 use super::{answer, fail, Next};
 use crate::maps::Maps;
 use crate::{keeper, memory, part, remap, sys};
+use alloc::vec::Vec;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
@@ -339,12 +340,33 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
     if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
         return answer(lock_by(flags)) as c_int;
     }
-    let locked = sys::quietly(|| lock_all(flags));
-    if locked.is_err() {
-        // As if it had not been tried, but for what was locked before.
-        let _ = unlock_all();
-    }
+    let locked = sys::quietly(|| {
+        let before = locked_areas();
+        lock_all(flags).inspect_err(|_| {
+            // As if it had not been tried.
+            let _ = unlock_all();
+            for (start, end) in before {
+                // SAFETY: changes no content.
+                let _ = unsafe {
+                    sys::call(raw::__NR_mlock2, start, end - start, raw::MLOCK_ONFAULT as usize, 0)
+                };
+            }
+        })
+    });
     answer(locked) as c_int
+}
+
+/// What is locked.
+fn locked_areas() -> Vec<(usize, usize)> {
+    let (mut last, mut found) = (None, Vec::new());
+    Maps::new().read(c"/proc/self/smaps", |line| match Area::parse(line) {
+        Some(area) => last = Some((area.start, area.end)),
+        None => {
+            let flags = line.strip_prefix(b"VmFlags:").unwrap_or_default();
+            found.extend(last.filter(|_| flags.split(|byte| *byte == b' ').any(|flag| flag == b"lo")));
+        }
+    });
+    found
 }
 
 fn lock_by(flags: c_int) -> Result<usize, Errno> {
@@ -402,6 +424,8 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize,
     const F_GETFL: usize = 3;
     const ACCESS: usize = 3;
     const READ_ONLY: usize = 0;
+    const F_GETPIPE_SZ: usize = 1032;
+    const SPLICE_FLAGS: c_uint = 15;
     const NONBLOCK: c_uint = 2;
     const RWF_NOWAIT: c_int = 8;
     // SAFETY: as the caller promises.
@@ -412,6 +436,13 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize,
             // Out of the pipe into memory: a copy already.
             return answer(sys::call(raw::__NR_vmsplice, fd as usize, parts as usize, count, flags as usize))
                 as isize;
+        }
+        // What the kernel refuses before it looks at anything is refused.
+        if flags & !SPLICE_FLAGS != 0 {
+            return fail(Errno::INVAL) as isize;
+        }
+        if let Err(errno) = sys::call(raw::__NR_fcntl, fd as usize, F_GETPIPE_SZ, 0, 0) {
+            return fail(errno) as isize;
         }
         let nowait = if flags & NONBLOCK != 0 { RWF_NOWAIT } else { 0 };
         const HERE: i64 = -1;

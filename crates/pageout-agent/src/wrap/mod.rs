@@ -19,7 +19,7 @@
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
 //! | setsockopt | `XDP_UMEM_REG` pins memory, and fails where that is out: it is brought in |
-//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam}, sched_setattr, setpriority | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
+//! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam}, sched_{get,set}attr, setpriority | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
 //! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |

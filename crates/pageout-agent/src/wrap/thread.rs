@@ -151,3 +151,20 @@ pub unsafe extern "C" fn sched_setattr(thread: c_int, attributes: *const c_void,
     let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_setattr, arguments) });
     answer(done) as c_int
 }
+
+/// See the table of [`super`]. As [`sched_setattr`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn sched_getattr(
+    thread: c_int,
+    attributes: *mut c_void,
+    size: c_uint,
+    flags: c_uint,
+) -> c_int {
+    let arguments = [thread as usize, attributes as usize, size as usize, flags as usize, 0, 0];
+    // SAFETY: as the caller promises.
+    let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_getattr, arguments) });
+    answer(done) as c_int
+}
