@@ -67,7 +67,8 @@ impl Link {
         let [stats, tree, rest @ ..] = fds;
         let mut rest = rest.into_iter();
         let devices = settings.device.map(|device| if device.slots > 0 { rest.next()? } else { None });
-        let (stats, tree) = stats.zip(tree).ok_or(Errno::PROTO)?;
+        // What was sent with it found no numbers.
+        let (stats, tree) = stats.zip(tree).ok_or(Errno::MFILE)?;
         let seat = (answer.a != NONE).then_some(answer.a as usize);
         LAST_WORD.store(link.socket.as_raw_fd(), Relaxed);
         Ok((link, Welcome { settings, stats, tree, seat, devices }))
@@ -116,10 +117,6 @@ impl Link {
                     }
                 }
             }
-        }
-        // What came with it found no number.
-        if got.flags.contains(net::ReturnFlags::CTRUNC) {
-            return Err(Errno::MFILE);
         }
         if got.bytes != size_of::<Message>() {
             return Err(Errno::CONNRESET);
