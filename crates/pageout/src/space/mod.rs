@@ -197,7 +197,7 @@ impl BlockState {
     }
 
     /// Sets the word of page `index`, whose unit exists, and keeps the counts of resident pages and of those out. One that
-    /// comes is taken for a small one; see [`BlockState::is_whole`].
+    /// comes is taken for a small one; see [`BlockState::became_whole`].
     pub fn set(&mut self, index: usize, word: Word) {
         let unit = self.units[index / UNIT_PAGES].as_deref_mut().expect("unit of a known page");
         let old = core::mem::replace(&mut unit.words[index % UNIT_PAGES], word);
