@@ -1,6 +1,6 @@
 //! What goes from a process to the child of its fork, by a file that `run` passes on. See `pageout::swap::heir`.
 
-use crate::{memory, sys, wrap};
+use crate::{maps, memory, sys, wrap};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::engine::{Engine, Key};
@@ -226,9 +226,8 @@ impl Taking {
             self.last = is_theirs.then_some((area.start, area.end));
             return;
         }
-        let Some(flags) = line.strip_prefix(b"VmFlags:") else { return };
+        let Some(has) = maps::flags(line) else { return };
         let Some((start, end)) = self.last.take() else { return };
-        let has = |name: &[u8]| flags.split(|byte| *byte == b' ').any(|flag| flag == name);
         self.there.insert(Region { start, end });
         if has(b"rr") {
             self.marked.insert(Region { start, end });

@@ -224,18 +224,14 @@ pub fn start(path: Path) -> bool {
     // Who inherits cannot do without.
     let started = sent.is_ok() || fork::is_heir() && patiently(|| send_messenger().ok()).is_some();
     if let (Err(errno), false) = (sent, fork::is_heir()) {
-        let process = program();
         match errno {
-            Errno::AGAIN if sys::may_have_no_children() => sys::complain_of(format_args!(
-                "process {process} runs without a limit: its class, SCHED_DEADLINE, allows it no children, so \
-                 no keeper; have them get another class (SCHED_RESET_ON_FORK, chrt -R -d)"
+            Errno::AGAIN if sys::may_have_no_children() => goes_without(format_args!(
+                "its class, SCHED_DEADLINE, allows it no children, so no keeper; have them get another class \
+                 (SCHED_RESET_ON_FORK, chrt -R -d)"
             )),
-            Errno::AGAIN | Errno::NOMEM => sys::complain_of(format_args!(
-                "process {process} runs without a limit: no room for its keeper; {MORE_TASKS}"
-            )),
-            errno => sys::complain_of(format_args!(
-                "process {process} runs without a limit: this kernel, a filter or an emulator refuses it a \
-                 keeper on the same memory ({errno})"
+            Errno::AGAIN | Errno::NOMEM => goes_without(format_args!("no room for its keeper; {MORE_TASKS}")),
+            errno => goes_without(format_args!(
+                "this kernel, a filter or an emulator refuses it a keeper on the same memory ({errno})"
             )),
         }
     }
@@ -343,7 +339,7 @@ extern "C" fn keeper(_: usize) -> ! {
                     Errno::MFILE => "what its keeper opens is more than it may; raise ulimit -n",
                     _ => "its run does not answer",
                 };
-                sys::complain_of(format_args!("process {program} runs without a limit: {why} ({errno})"));
+                goes_without(format_args!("{why} ({errno})"));
             }
             leave(0)
         }
@@ -402,9 +398,14 @@ pub fn give_up(why: core::fmt::Arguments<'_>) -> ! {
         sys::kill_self();
     }
     if !link::last_word(why) {
-        sys::complain_of(format_args!("process {} runs without a limit: {why}", program()));
+        goes_without(why);
     }
     leave(1)
+}
+
+/// Says why the program has no limit, where run cannot be asked to.
+fn goes_without(why: core::fmt::Arguments<'_>) {
+    sys::complain_of(format_args!("process {} runs without a limit: {why}", program()));
 }
 
 /// Ends the keeper. A program that waits to inherit ends with it.

@@ -3,6 +3,7 @@
 //! One request at a time, under a lock. The socket is read by who has just asked, and by the first thread for what run
 //! says unasked; what comes before an answer is kept for it.
 
+use crate::sys;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
@@ -199,32 +200,13 @@ pub fn last_word(text: core::fmt::Arguments<'_>) -> bool {
         return false;
     }
     let mut message = Message::with_text(Kind::Log, 0, b"");
-    let mut cut = Cut { to: &mut message };
-    let _ = core::fmt::write(&mut cut, text);
+    message.len = sys::write_line(&mut message.text, text) as u32;
     // SAFETY: open as long as the keeper lives.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     for part in [message, Message::new(Kind::Bye, BYE_STOP, 0, 0)] {
         let _ = net::send(socket, part.as_bytes(), SendFlags::NOSIGNAL);
     }
     true
-}
-
-/// Writes into a message's text as far as it fits.
-struct Cut<'a> {
-    to: &'a mut Message,
-}
-
-impl core::fmt::Write for Cut<'_> {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        for byte in text.bytes() {
-            let len = self.to.len as usize;
-            if len < self.to.text.len() {
-                self.to.text[len] = if byte == b'\n' { b' ' } else { byte };
-                self.to.len += 1;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Lessor for &'static Link {

@@ -4,6 +4,12 @@ use alloc::boxed::Box;
 use core::ffi::CStr;
 use rustix::fs::{open, Mode, OFlags};
 
+/// What the last line of `smaps` about a mapping says of its flags: is this one there? `None`: another line.
+pub fn flags(line: &[u8]) -> Option<impl Fn(&[u8]) -> bool + '_> {
+    let flags = line.strip_prefix(b"VmFlags:")?;
+    Some(|name: &[u8]| flags.split(|byte| *byte == b' ').any(|flag| flag == name))
+}
+
 /// `/proc/self/maps` and the like, line by line.
 pub struct Maps {
     buffer: Box<[u8]>,

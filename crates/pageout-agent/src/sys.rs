@@ -33,22 +33,30 @@ pub fn complain(line: &[u8]) {
     let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
 }
 
-/// The same of what is still to be put together, for which there may be no memory: 500 bytes at most.
+/// The same of what is still to be put together, for which there may be no memory: as far as it fits.
 pub fn complain_of(what: core::fmt::Arguments<'_>) {
-    struct Line([u8; 512], usize);
-    impl core::fmt::Write for Line {
+    let mut line = [0; 512];
+    let room = line.len() - 1;
+    let len = write_line(&mut line[..room], format_args!("pageout: {what}"));
+    line[len] = b'\n';
+    complain(&line[..len + 1]);
+}
+
+/// Writes one line as far as it fits, without memory; how many bytes that are.
+pub fn write_line(to: &mut [u8], what: core::fmt::Arguments<'_>) -> usize {
+    struct Line<'a>(&'a mut [u8], usize);
+    impl core::fmt::Write for Line<'_> {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            let room = &mut self.0[self.1..500.max(self.1)];
-            let len = text.len().min(room.len());
-            room[..len].copy_from_slice(&text.as_bytes()[..len]);
-            self.1 += len;
+            for (room, byte) in self.0[self.1..].iter_mut().zip(text.bytes()) {
+                *room = if byte == b'\n' { b' ' } else { byte };
+                self.1 += 1;
+            }
             Ok(())
         }
     }
-    let mut line = Line([0; 512], 0);
-    let _ = core::fmt::write(&mut line, format_args!("pageout: {what}"));
-    line.0[line.1] = b'\n';
-    complain(&line.0[..line.1 + 1]);
+    let mut line = Line(to, 0);
+    let _ = core::fmt::write(&mut line, what);
+    line.1
 }
 
 /// Do the calling process's descendants become its children when their parents end?

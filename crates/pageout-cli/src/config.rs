@@ -96,9 +96,8 @@ impl Config {
                     bail!("{}: cannot be read: {}{remedy}", path.display(), sys::reason(&error))
                 }
             };
-            let is_trusted =
-                |path: &Path| fs::metadata(path).is_ok_and(|about| directory::is_trusted(about.uid()));
-            if !required && !is_trusted(&path) {
+            let owner = fs::metadata(&path).map(|about| about.uid());
+            if !required && !owner.is_ok_and(directory::is_trusted) {
                 bail!(
                     "{}: belongs to another user; set HOME to your own, or name it with --config",
                     path.display()

@@ -51,6 +51,9 @@ pub fn cache() -> Option<PathBuf> {
 /// Can no other user put something else in the place of a directory? That is to be asked of root's, who may have another's HOME
 /// (`su -m`): who owns what a user's home lies in has that user in his hands anyway.
 fn is_out_of_reach(directory: &Path) -> bool {
+    if sys::euid() != 0 {
+        return true;
+    }
     let is_safe = |directory: &Path| {
         // What is not there yet is made by us.
         let Ok(about) = fs::metadata(directory) else { return true };
@@ -58,7 +61,7 @@ fn is_out_of_reach(directory: &Path) -> bool {
         is_trusted(about.uid()) && !is_open
     };
     let real = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    sys::euid() != 0 || real.ancestors().all(is_safe)
+    real.ancestors().all(is_safe)
 }
 
 /// May what belongs to this user decide for us? That is us, root, and who root is called in a user namespace that has none.

@@ -146,10 +146,8 @@ places! {
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn sched_setattr(thread: c_int, attributes: *const c_void, flags: c_uint) -> c_int {
-    let arguments = [thread as usize, attributes as usize, flags as usize, 0, 0, 0];
     // SAFETY: as the caller promises.
-    let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_setattr, arguments) });
-    answer(done) as c_int
+    unsafe { place(raw::__NR_sched_setattr, [thread as usize, attributes as usize, flags as usize, 0]) }
 }
 
 /// See the table of [`super`]. As [`sched_setattr`].
@@ -163,8 +161,13 @@ pub unsafe extern "C" fn sched_getattr(
     size: c_uint,
     flags: c_uint,
 ) -> c_int {
-    let arguments = [thread as usize, attributes as usize, size as usize, flags as usize, 0, 0];
+    let arguments = [thread as usize, attributes as usize, size as usize, flags as usize];
     // SAFETY: as the caller promises.
-    let done = undisturbed(|| unsafe { sys::call6(raw::__NR_sched_getattr, arguments) });
-    answer(done) as c_int
+    unsafe { place(raw::__NR_sched_getattr, arguments) }
+}
+
+/// By number.
+unsafe fn place(number: u32, [a, b, c, d]: [usize; 4]) -> c_int {
+    // SAFETY: as the caller promises.
+    answer(undisturbed(|| unsafe { sys::call(number, a, b, c, d) })) as c_int
 }

@@ -845,9 +845,8 @@ impl<K: Kernel> Engine<K> {
         units.all(|unit| block.unit_by(unit * UNIT_PAGES, &self.space.spares, memory).is_some())
     }
 
-    /// A page is mapped now that holds zeros.
+    /// A page, which has its unit, is mapped now and holds zeros.
     fn filled(&self, block: &mut BlockState, index: usize) {
-        block.unit_or_new(index, &self.space.spares);
         let word = block.word(index);
         Stats::add(&self.stats.swpin_zero, (word.tag() == Tag::Zero) as u64);
         if word.tag() == Tag::Resident {

@@ -15,7 +15,6 @@ use core::ops::Range;
 
 use once_cell::race::OnceBox;
 
-use super::alloc::Lack;
 use super::cluster::{Cluster, Leftover, State};
 use super::lists::{Find, Lists, Place, Shard};
 use super::spare::{Memory, Spares};
@@ -34,7 +33,8 @@ const CHUNK_GROUPS: usize = if cfg!(loom) { 4 } else { 256 };
 const CHUNKS: usize = (MAX_SLOTS / TRUNK_SLOTS) as usize / CHUNK_GROUPS;
 
 /// Memory is short.
-pub(super) struct NoMemory;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoMemory;
 
 /// So many more trunks than were ever there have room for their numbers.
 const NEXT_TRUNKS: u32 = 64;
@@ -459,11 +459,11 @@ impl Device {
     }
 
     /// A leased trunk comes. `false` if it is there already, or out of range.
-    pub(super) fn add_trunk(&self, number: u32, memory: Memory) -> Result<bool, Lack> {
+    pub(super) fn add_trunk(&self, number: u32, memory: Memory) -> Result<bool, NoMemory> {
         if u64::from(number) >= MAX_SLOTS / self.trunk_slots() {
             return Ok(false);
         }
-        self.make_room(number, memory).ok_or(Lack::Memory)?;
+        self.make_room(number, memory).ok_or(NoMemory)?;
         let mut trunks = self.trunks.lock();
         if !trunks.owned.insert(number) {
             return Ok(false);
@@ -481,7 +481,7 @@ impl Device {
             trunks.owned.fits(number) && trunks.fresh.fits(number)
         };
         if !fits {
-            let room = || if memory == Memory::Asked { TrunkSet::room(number) } else { None };
+            let room = || memory.or_new(None, || TrunkSet::room(number));
             let (mut owned_room, mut fresh_room) = (room()?, room()?);
             let mut trunks = self.trunks.lock();
             trunks.owned.grow(&mut owned_room);

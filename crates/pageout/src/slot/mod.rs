@@ -31,7 +31,7 @@ mod trunks;
 
 pub use self::alloc::Lack;
 pub use self::cluster::CLUSTER_LOCKS;
-pub use self::device::{DeviceConfig, DEVICE_LOCKS};
+pub use self::device::{DeviceConfig, NoMemory, DEVICE_LOCKS};
 pub use self::entry::{DeviceId, Entry, Owner, WrongEntry, MAX_DEVICES, MAX_SLOTS, SLOT_BYTES};
 pub use self::free::DupError;
 pub use self::lists::LIST_LOCKS;

@@ -2,8 +2,7 @@
 
 use core::fmt;
 
-use super::alloc::Lack;
-use super::device::{Device, DeviceConfig};
+use super::device::{Device, DeviceConfig, NoMemory};
 use super::lists::Place;
 use super::spare::Memory;
 use super::table::one;
@@ -119,7 +118,7 @@ impl Slots {
     ///
     /// # Errors
     /// There is none. The trunk is still nobody's.
-    pub fn add_trunk_by(&self, id: DeviceId, trunk: u32, memory: Memory) -> Result<bool, Lack> {
+    pub fn add_trunk_by(&self, id: DeviceId, trunk: u32, memory: Memory) -> Result<bool, NoMemory> {
         let Some(device) = self.device_on(id) else { return Ok(false) };
         let added = device.add_trunk(trunk, memory)?;
         if added {

@@ -8,7 +8,8 @@
 
 use crate::device::Device;
 use crate::flaw::{makes, Flaw};
-use crate::slot::{DeviceConfig, DeviceId, Entry, Lack, Memory, Owner, Slots, SwapoffError, SwaponError};
+use crate::slot::{DeviceConfig, DeviceId, Entry, Lack, Memory, NoMemory, Owner, Slots};
+use crate::slot::{SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
@@ -291,9 +292,9 @@ impl Place {
         }
     }
 
-    /// Those that were shunned long enough are tried again.
-    pub fn forgive(&self, now: u64) {
-        if self.shunned.load(Relaxed) != 0 && now >= self.shunned_until.load(Relaxed) {
+    /// Those that were shunned long enough are tried again. `now`: ns; seldom asked.
+    pub fn forgive(&self, now: impl FnOnce() -> u64) {
+        if self.shunned.load(Relaxed) != 0 && now() >= self.shunned_until.load(Relaxed) {
             self.shunned.store(0, Relaxed);
         }
     }
@@ -306,7 +307,7 @@ impl Place {
             let Some(trunks) = self.lessor.lease(serial) else { continue };
             let adds = |trunk: &u32| match self.slots.add_trunk_by(id, *trunk, memory) {
                 Ok(is_new) => is_new,
-                Err(_) => {
+                Err(NoMemory) => {
                     self.lessor.give_back(serial, *trunk);
                     false
                 }
@@ -355,10 +356,7 @@ impl Place {
     /// One page's name of each of `n` slots is gone.
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        let freed = match self.shares.load(Relaxed) {
-            true => (raw..raw + n as u64).filter(|raw| !self.is_shared(*raw)).count() as i64,
-            false => n as i64,
-        };
+        let freed = (raw..raw + n as u64).filter(|raw| !self.is_shared(*raw)).count() as i64;
         if self.is_foreign(entry) {
             self.foreign_names.fetch_sub(n as u64, Release);
         } else if let Err(wrong) = self.slots.put(entry, n) {

@@ -152,7 +152,7 @@ impl<K: Kernel> Engine<K> {
     /// What both do. The frames are filled and the caller's.
     fn let_leave(&self, out: &mut Outgoing, want: usize) -> usize {
         out.busy.clear();
-        self.place.forgive(self.kernel.now());
+        self.place.forgive(|| self.kernel.now());
         let want = want.min(MOST);
         // Everything is looked at once, a few times where the dice or a shared page saved it.
         let (turns, units) = {
