@@ -116,10 +116,11 @@ impl Keeper {
         })
     }
 
-    /// Has `run` keep a bequest for the child; the number that the child asks with. `None`: there is no run any more.
+    /// Has `run` keep a bequest for the child; the number that the child asks with. `None`: there is no run any more, or
+    /// the kernel gives no number that nobody else has.
     pub fn lend(&self, file: &heir::File) -> Option<u64> {
         let mut token = [0u8; 8];
-        let _ = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
+        rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).ok()?;
         let token = u64::from_ne_bytes(token);
         self.link.give(&Message::new(Kind::Bequest, token, 0, 0), file.fd()).then_some(token)
     }
@@ -229,7 +230,10 @@ pub fn start(path: Path) -> bool {
                 "its class, SCHED_DEADLINE, allows it no children, so no keeper; have them get another class \
                  (SCHED_RESET_ON_FORK, chrt -R -d)"
             )),
-            Errno::AGAIN | Errno::NOMEM => goes_without(format_args!("no room for its keeper; {MORE_TASKS}")),
+            Errno::AGAIN => goes_without(format_args!("no room for its keeper; {MORE_TASKS}")),
+            Errno::NOMEM => goes_without(format_args!(
+                "the kernel has no memory for its keeper, or its process namespace has ended"
+            )),
             errno => goes_without(format_args!(
                 "this kernel, a filter or an emulator refuses it a keeper on the same memory ({errno})"
             )),

@@ -9,7 +9,7 @@ use clap_complete::Shell;
 
 /// Run programs in less memory than they need
 #[derive(Debug, Parser)]
-#[command(name = "pageout", version, max_term_width = 100)]
+#[command(name = "pageout", version, max_term_width = 100, args_override_self = true)]
 pub struct Options {
     /// What to do.
     #[command(subcommand)]
@@ -75,7 +75,7 @@ pub struct RunOptions {
     pub settings: SettingOptions,
 
     /// Say what would be done, and do nothing
-    #[arg(short = 'n', long, overrides_with = "dry_run")]
+    #[arg(short = 'n', long)]
     pub dry_run: bool,
 
     /// Say what is done, and at the end what was swapped; twice: much more
@@ -99,7 +99,7 @@ pub struct RunOptions {
 pub struct SettingOptions {
     /// Resident memory that the program and its descendants may keep together: 512M, 4GiB, 50% (of the smaller of RAM and the cgroup's limit),
     /// or max [default: 80%]
-    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, overrides_with = "memory")]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<String>,
 
     /// Where pages go; may be repeated. PATH or mem, then any of ,size=8G ,pri=5 ,discard ,rotational
@@ -108,23 +108,23 @@ pub struct SettingOptions {
     pub swap: Vec<String>,
 
     /// Whether huge pages come back whole: auto, always, madvise or never [default: auto]
-    #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN), overrides_with = "swapin")]
+    #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN), hide_possible_values = true)]
     pub swapin: Option<String>,
 
     /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, overrides_with = "max_order")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_order: Option<String>,
 
     /// Kill a descendant that pageout cannot be preloaded into, instead of saying so once
-    #[arg(long, overrides_with = "strict")]
+    #[arg(long)]
     pub strict: bool,
 
     /// At exit write the counters to FILE as JSON; - is standard error, as a table
-    #[arg(long, value_name = "FILE", overrides_with = "stats")]
+    #[arg(long, value_name = "FILE")]
     pub stats: Option<String>,
 
     /// Read settings from FILE [default: /etc/pageout.conf, then ~/.config/pageout.conf]
-    #[arg(long, value_name = "FILE", overrides_with = "config")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
