@@ -27,6 +27,7 @@
 //! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |
 //! | clock | how long the program has run |
+//! | unasked | huge pages that nobody asks for, kept back where many programs begin at once |
 //! | fork | `fork` while pages are out: who may when |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
