@@ -65,10 +65,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens what `spec` names; `index` says how many were opened before it.
-    pub fn open(spec: &Spec, index: usize) -> Result<Self> {
+    /// Opens what `spec` names, for a run of this limit; `index` says how many were opened before it.
+    pub fn open(spec: &Spec, limit_bytes: u64, index: usize) -> Result<Self> {
         let Opened { file, name, size, discards, is_block_device, header, held, has_holes, made } =
-            Opened::of(spec, false)?;
+            Opened::of(spec, limit_bytes, false)?;
         let file = file.expect("only a dry run leaves it out");
         let clusters = trunk_clusters(size);
         let trunk = Bytes(clusters * CLUSTER_SLOTS * PAGE);
@@ -106,9 +106,9 @@ impl Device {
     }
 
     /// Name and size of what would be opened after those of `earlier`; nothing is made.
-    pub fn plan(spec: &Spec, earlier: &[Spec]) -> Result<(String, Bytes)> {
+    pub fn plan(spec: &Spec, limit_bytes: u64, earlier: &[Spec]) -> Result<(String, Bytes)> {
         let real = |spec| path_of(spec).map(|path| path.canonicalize().unwrap_or(path));
-        let opened = Opened::of(spec, true)?;
+        let opened = Opened::of(spec, limit_bytes, true)?;
         let path = real(spec);
         match path.is_some() && earlier.iter().any(|other| real(other) == path) {
             true => Err(in_use(&opened.name)),
@@ -233,9 +233,9 @@ struct Opened {
 
 impl Opened {
     /// With `dry` nothing is made.
-    fn of(spec: &Spec, dry: bool) -> Result<Self> {
+    fn of(spec: &Spec, limit_bytes: u64, dry: bool) -> Result<Self> {
         let mut opened = match &spec.place {
-            Place::Memory => Self::memory(spec, dry)?,
+            Place::Memory => Self::memory(spec, limit_bytes, dry)?,
             Place::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry)?,
             Place::Path(path) => match fs::symlink_metadata(path) {
                 Ok(_) => Self::existing(path, spec, dry)?,
@@ -251,11 +251,15 @@ impl Opened {
         Ok(opened)
     }
 
-    fn memory(spec: &Spec, dry: bool) -> Result<Self> {
-        let size = spec.size.unwrap_or(Bytes(memory::available_bytes()));
-        let total = Bytes(memory::total_bytes());
-        if size > total {
-            say::warning(format_args!("mem: size={size} is more than this machine's memory, {total}"));
+    fn memory(spec: &Spec, limit_bytes: u64, dry: bool) -> Result<Self> {
+        let available = Bytes(memory::available_bytes());
+        // What stays is there, too.
+        let beside = Bytes(available.0.saturating_sub(limit_bytes).max(LEAST.0));
+        let size = spec.size.unwrap_or(if limit_bytes == u64::MAX { available } else { beside });
+        if size > available {
+            say::warning(format_args!(
+                "mem: size={size} is more than there is of memory for this run, {available}"
+            ));
         }
         let file = match dry {
             true => None,

@@ -230,7 +230,7 @@ fn swap(findings: &mut Findings, config: &Config) {
         );
     }
     for (index, spec) in specs.iter().enumerate() {
-        match Device::plan(spec, &specs[..index]) {
+        match Device::plan(spec, config.limit_bytes, &specs[..index]) {
             Ok((name, size)) => findings.good("swap", format_args!("{name}, up to {size}")),
             Err(error) => findings.lack_by("swap", &error, "name another with --swap"),
         }

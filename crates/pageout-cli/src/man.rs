@@ -50,7 +50,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
-             reserve (the larger of 1 GiB and 5 %, at most half), by 64 MiB; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
+             reserve (the larger of 1 GiB and 5 %, at most half), by 64 MiB, and mem to what the limit leaves of the memory that there \
+             is; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, rotational keeps to ascending order for a disk that turns and reads ahead by \
              place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",

@@ -21,6 +21,13 @@ fn meminfo_total(text: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// How many processes the kernel has killed for want of memory since it began.
+pub fn oom_kills() -> u64 {
+    let text = sys::text_of("/proc/vmstat").unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// The lowest limit of the control groups that this process is in, in bytes; `None` where none is set. Read once.
 pub fn cgroup_limit() -> Option<u64> {
     static LIMIT: OnceLock<Option<u64>> = OnceLock::new();

@@ -98,7 +98,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let dispositions = sys::Dispositions::change();
     let umask = sys::let_owner_in();
     let open_files = raise_open_files()?;
-    let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, index));
+    let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, config.limit_bytes, index));
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
     let agent = agent::ready(false)?;
@@ -265,7 +265,7 @@ fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
     say::print(format_args!("program  {}\n", program.display()));
     say::print(format_args!("memory   {}\n", Bytes(config.limit_bytes)));
     for (index, spec) in specs.iter().enumerate() {
-        let (name, size) = Device::plan(spec, &specs[..index])?;
+        let (name, size) = Device::plan(spec, config.limit_bytes, &specs[..index])?;
         say::print(format_args!("swap     {name}, up to {size}\n"));
     }
     say::print(format_args!("agent    {}\n", agent::ready(true)?.display()));

@@ -24,6 +24,7 @@ use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
 use crate::directory;
+use crate::memory;
 use crate::mounts::Mounts;
 use crate::report::{Counters, Report};
 use crate::say;
@@ -81,6 +82,8 @@ pub struct Server {
     /// Somebody got no trunk, and when all were last asked for those that they do not need.
     is_short: bool,
     called_in: Instant,
+    /// What the kernel had killed for want of memory when the run began.
+    oom_kills: u64,
     report: Report,
     /// The program that the run is for: number and name.
     program: (i32, String),
@@ -255,6 +258,7 @@ impl Server {
             settings,
             is_short: false,
             called_in: Instant::now(),
+            oom_kills: memory::oom_kills(),
             program: (0, String::new()),
             started: Instant::now(),
         })
@@ -673,12 +677,16 @@ impl Server {
         // Where a keeper dies the kernel kills its program (`tie` in the agent), or both were killed.
         if !harmless && connection.bye.is_none() && !client.ends_as_init() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
-            let limit = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
+            let why = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
+                libc::RLIM_INFINITY if memory::oom_kills() > self.oom_kills => format!(
+                    " (the kernel has killed for want of memory: what may stay and what is in mem have to fit into {})",
+                    Bytes(memory::available_bytes())
+                ),
                 libc::RLIM_INFINITY => String::new(),
                 seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
             };
             say::error(format_args!(
-                "{} ({}): its engine ended without a word while memory was swapped out{limit}; killed, so that it cannot \
+                "{} ({}): its engine ended without a word while memory was swapped out{why}; killed, so that it cannot \
                  go on with zeros",
                 client.pid, client.name
             ));

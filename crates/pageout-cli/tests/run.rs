@@ -694,23 +694,29 @@ fn who_reads_no_lines_holds_nobody_up() {
     assert!(heard.iter().all(|byte| *byte == 0), "{}", String::from_utf8_lossy(&heard));
 }
 
-/// A control group of block I/O that is removed in the end.
-struct Throttle(PathBuf);
+/// A control group of version 1 that is removed in the end.
+struct Group(PathBuf);
 
-impl Throttle {
-    /// Lets what is in it write so many bytes a second to where `path` lies; `None`: not here.
-    fn new(path: &Path, bytes_a_second: u64) -> Option<Self> {
-        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("pageout-test-{}", std::process::id()));
+impl Group {
+    /// One of this controller with a limit; `None`: not here.
+    fn new(controller: &str, limit: &str, is: &str) -> Option<Self> {
+        let name = format!("pageout-test-{}", std::process::id());
+        let group = Path::new("/sys/fs/cgroup").join(controller).join(name);
         fs::create_dir(&group).ok()?;
-        let throttle = Self(group);
-        let device = fs::metadata(path).unwrap().dev();
-        let limit = format!("{}:{} {bytes_a_second}", libc::major(device), libc::minor(device));
-        fs::write(throttle.0.join("blkio.throttle.write_bps_device"), limit).ok()?;
-        Some(throttle)
+        let group = Self(group);
+        fs::write(group.0.join(limit), is).ok()?;
+        Some(group)
+    }
+
+    /// What is executed goes into it.
+    fn holds(&self, command: &mut Command) {
+        let procs = self.0.join("cgroup.procs");
+        // SAFETY: writes a file.
+        unsafe { command.pre_exec(move || fs::write(&procs, "0")) };
     }
 }
 
-impl Drop for Throttle {
+impl Drop for Group {
     fn drop(&mut self) {
         // Who was in it may still be ending.
         for _ in 0..100 {
@@ -728,21 +734,40 @@ impl Drop for Throttle {
 fn who_takes_memory_waits_for_a_slow_device() {
     let place = Place::new();
     let here = place.path(".").canonicalize().unwrap();
-    let Some(throttle) = Throttle::new(&here, 20_000_000) else {
+    let device = fs::metadata(&here).unwrap().dev();
+    let limit = format!("{}:{} 20000000", libc::major(device), libc::minor(device));
+    let Some(group) = Group::new("blkio", "blkio.throttle.write_bps_device", &limit) else {
         println!("skipped: no control group of block I/O can be made here");
         return;
     };
     let script = "a = [bytes([k % 251 + 1]) * (1 << 18) for k in range(1000)]\n\
         print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')))";
-    let procs = throttle.0.join("cgroup.procs");
     let mut command = place.pageout(["run", "-m", "64M", "-s", "swap,size=1G", "python3", "-c", script]);
     command.env_remove("PAGEOUT_AGENT");
-    // SAFETY: writes a file.
-    unsafe { command.pre_exec(move || fs::write(&procs, "0")) };
+    group.holds(&mut command);
     let ended = finish(&mut command);
     assert_eq!((ended.err.as_str(), ended.status), ("", 0));
     let most: u64 = ended.out.trim().parse().unwrap();
     assert!(most <= 128 << 10, "{most} KiB");
+}
+
+/// What is in memory counts in a control group as what stays does. The line spoke of an engine that had ended.
+#[test]
+fn whoever_is_killed_for_want_of_memory_is_told_so() {
+    let Some(group) = Group::new("memory", "memory.limit_in_bytes", "128M") else {
+        println!("skipped: no control group of memory can be made here");
+        return;
+    };
+    let place = Place::new();
+    let script = "a = [bytes([k % 251 + 1]) * (1 << 18) for k in range(1000)]; print('all of it')";
+    let mut command = place.pageout(["run", "-m", "32M", "-s", "mem", "python3", "-c", script]);
+    command.env_remove("PAGEOUT_AGENT");
+    group.holds(&mut command);
+    let ended = finish(&mut command);
+    assert_eq!((ended.out.as_str(), ended.status), ("", 137), "{}", ended.err);
+    let why =
+        "(the kernel has killed for want of memory: what may stay and what is in mem have to fit into 128M)";
+    assert!(ended.err.contains(why), "{}", ended.err);
 }
 
 /// Nobody is left who has what is out, or says so: it read zeros.

@@ -54,7 +54,7 @@ impl Server {
             *place = path;
         }
         let serial = self.mounts.next_serial()?;
-        let number = self.mounts.add(Device::open(&spec, serial as usize)?);
+        let number = self.mounts.add(Device::open(&spec, self.settings.limit_bytes, serial as usize)?);
         for index in 0..self.connections.len() {
             self.give(index, number);
         }
