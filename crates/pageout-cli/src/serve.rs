@@ -514,29 +514,7 @@ impl Server {
         }
         let connection = &mut self.connections[index];
         match (kind, &mut connection.client) {
-            (Some(Kind::Hello), None) => {
-                if message.c != VERSION {
-                    return Err(anyhow!("its agent speaks version {}, this one {VERSION}", message.c));
-                }
-                let (client, page) = welcome(message, connection.peer, &mut self.seats, self.welcomed)?;
-                self.welcomed += 1;
-                // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
-                let client = connection.client.insert(client);
-                self.unlimited.forget(client.pid);
-                let shared = [page.as_fd(), self.seats.file()];
-                if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
-                    say::warning(format_args!(
-                        "more than {SEATS} processes: each one more may have all of the limit for itself"
-                    ));
-                }
-                let (settings, given) = self.mounts.settings(&self.settings);
-                client.has = given;
-                let files = shared.into_iter().chain(self.mounts.files(given));
-                let files: Vec<_> = files.collect();
-                let answer = Message::welcome(client.seat, &settings);
-                sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
-                say::debug(format_args!("{} ({}): served", client.pid, client.name));
-            }
+            (Some(Kind::Hello), None) => return self.let_in(index, message),
             (Some(Kind::Lease), Some(client)) => {
                 let lent = self.mounts.lend(message.a, client.has)?;
                 self.is_short |= lent.is_none();
@@ -559,18 +537,8 @@ impl Server {
                 self.take_back([]);
             }
             (Some(Kind::Born), Some(_)) => {
-                // One whose number cannot be found out is waited for as long as it may take.
-                let pid = i32::try_from(message.b).ok();
-                if let Some(pid) = pid.and_then(|pid| tree::translate(pid, connection.peer)) {
-                    match Process::of(pid) {
-                        Some(heir) => self.bequests.is_born(message.a, heir),
-                        None if tree::exists(pid) => {}
-                        None => {
-                            self.bequests.cancel(message.a);
-                            self.take_back([]);
-                        }
-                    }
-                }
+                let parent = connection.peer;
+                self.is_born(message.a, message.b, parent);
             }
             (Some(Kind::Inherit), Some(client)) => {
                 let bequest = self.bequests.inherit(message.a);
@@ -618,6 +586,47 @@ impl Server {
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
         Ok(())
+    }
+
+    /// A keeper says hello: it is served from here on.
+    fn let_in(&mut self, index: usize, hello: &Message) -> Result<()> {
+        let connection = &mut self.connections[index];
+        if hello.c != VERSION {
+            return Err(anyhow!("its agent speaks version {}, this one {VERSION}", hello.c));
+        }
+        let (client, page) = welcome(hello, connection.peer, &mut self.seats, self.welcomed)?;
+        self.welcomed += 1;
+        // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
+        let client = connection.client.insert(client);
+        self.unlimited.forget(client.pid);
+        let shared = [page.as_fd(), self.seats.file()];
+        if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
+            say::warning(format_args!(
+                "more than {SEATS} processes: each one more may have all of the limit for itself"
+            ));
+        }
+        let (settings, given) = self.mounts.settings(&self.settings);
+        client.has = given;
+        let files: Vec<_> = shared.into_iter().chain(self.mounts.files(given)).collect();
+        let answer = Message::welcome(client.seat, &settings);
+        sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
+        say::debug(format_args!("{} ({}): served", client.pid, client.name));
+        Ok(())
+    }
+
+    /// The child that a bequest is for is there, by its parent's word: `pid` is its number where that is.
+    fn is_born(&mut self, number: u64, pid: u64, parent: i32) {
+        // One whose number cannot be found out is waited for as long as it may take.
+        let pid = i32::try_from(pid).ok();
+        let Some(pid) = pid.and_then(|pid| tree::translate(pid, parent)) else { return };
+        match Process::of(pid) {
+            Some(heir) => self.bequests.is_born(number, heir),
+            None if tree::exists(pid) => {}
+            None => {
+                self.bequests.cancel(number);
+                self.take_back([]);
+            }
+        }
     }
 
     /// Keeps what a process has out for a child of its fork, if there is room for it.
