@@ -311,6 +311,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let _ = rustix::process::setpgid(None, None);
     sys::raise_limits();
     sys::go_before_all();
+    sys::let_read_clocks();
     // SAFETY: written before the clone.
     let path = unsafe { PATH };
     // The program's descriptors were copied with everything else: pipes must end when the program ends.

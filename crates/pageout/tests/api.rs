@@ -435,3 +435,58 @@ fn errors_say_what_to_do() {
     assert!(matches!(region.pin(5..region.len() + 1), Err(Error::Range { .. })));
     fs::remove_dir(&directory).unwrap();
 }
+
+/// What had been registered was unmapped with nobody to read of it: the error never came.
+#[test]
+fn one_device_too_many_is_an_error() {
+    watched(|| {
+        let Some(_) = swap() else { return };
+        let devices =
+            (0..64).fold(Swap::builder().memory(LIMIT), |builder, _| builder.device("mem,size=64M"));
+        assert!(devices.build().is_err());
+    });
+}
+
+/// Who reads all memory by /proc/PID/mem raises no fault: a frame that had just been dropped held zeros, and the engine ended.
+#[test]
+fn all_memory_is_read_while_frames_are_dropped() {
+    let ranges = || -> Vec<(u64, u64)> {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let lines = maps.lines().filter(|line| line.contains("rw-p 00000000 00:00 0") && !line.contains('['));
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        let ends = lines.map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+        ends.map(|(start, end)| (number(start), number(end))).collect()
+    };
+    watched(move || {
+        let before = ranges();
+        let Some(swap) = swap() else { return };
+        let staging: Vec<_> = ranges().into_iter().filter(|range| !before.contains(range)).collect();
+        let mut region = swap.map(64 * MIB).unwrap();
+        fill(region.as_mut_slice(), 1);
+        let words = region.as_slice::<u64>();
+        let expected: Vec<u64> = words.iter().step_by(512).copied().collect();
+        let started = Instant::now();
+        let goes_on = || started.elapsed() < Duration::from_secs(4);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mem = fs::File::open("/proc/self/mem").unwrap();
+                let mut page = [0; 4096];
+                while goes_on() {
+                    let pages = staging.iter().flat_map(|(start, end)| (*start..*end).step_by(4096));
+                    pages.for_each(|at| _ = mem.read_at(&mut page, at));
+                }
+            });
+            for seed in [7, 8] {
+                let expected = &expected;
+                scope.spawn(move || {
+                    for round in (0..).take_while(|_| goes_on()) {
+                        let page = mixed(seed << 32 | round) as usize % expected.len();
+                        // SAFETY: a word of the region.
+                        let word = unsafe { words.as_ptr().add(512 * page).read_volatile() };
+                        assert_eq!(word, expected[page]);
+                    }
+                });
+            }
+        });
+    });
+}

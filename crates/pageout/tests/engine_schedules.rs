@@ -7,6 +7,7 @@ use engine_support::schedule::*;
 use engine_support::{Deed, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
+use pageout::engine::Swapin;
 use pageout::fault::Server;
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
@@ -903,4 +904,25 @@ fn what_is_to_come_home_is_moved_to_where_all_has() {
     assert_eq!(world.engine.out_pages(), 0);
     world.engine.stand_still(false);
     end(&world);
+}
+
+/// The device cannot be read for a moment. One page was asked for; all that came with it were lost.
+#[test]
+fn a_moment_of_errors_loses_only_what_was_asked_for() {
+    let world = world(|plan| Plan { swapin: Swapin::Always, ..plan });
+    let _on_failure = OnFailure(&world);
+    write_and_evict(&world, 0, 512);
+    let fails = Rule { operation: Operation::Read, when: When::Since(0), fault: Fault::Fail(Errno::NOMEM) };
+    world.device.arm(fails);
+    // SIGBUS for this thread, which goes no further.
+    touch(&world, 0, 5, 1, false);
+    world.serve();
+    world.device.disarm();
+    assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
+    for page in [0, 4, 6, 511] {
+        touch(&world, 1, page, 1, false);
+        world.serve();
+        step(&world, 1);
+    }
+    assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
 }

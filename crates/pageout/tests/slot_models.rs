@@ -7,7 +7,7 @@ mod model_support;
 
 use loom::sync::Arc;
 use loom::thread;
-use model_support::passes_and_would_notice;
+use model_support::{explore, passes_and_would_notice};
 use pageout::flaw::Flaw;
 use pageout::slot::*;
 
@@ -204,6 +204,30 @@ fn device_again() {
         }
         assert!(slots.swapoff_begin(id));
         assert_eq!(slots.swapoff_end(id), Ok(()));
+        slots.audit();
+    });
+}
+
+/// The same with one that has a header, when somebody is about to use the first trunk: the cluster that is cut short had no table.
+#[test]
+fn device_again_with_header() {
+    explore(Some(3), || {
+        let slots = Arc::new(Slots::new(1));
+        let id = slots.swapon(DeviceConfig::new(TRUNK_SLOTS)).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || {
+            assert!(other.swapoff_begin(id));
+            if other.swapoff_end(id).is_ok() {
+                let with_header = DeviceConfig { first: 1, ..DeviceConfig::new(TRUNK_SLOTS) };
+                assert_eq!(other.swapon_as(id, with_header), Ok(()));
+            }
+        });
+        let got = slots.alloc(0, 0, owner(1));
+        thread.join().unwrap();
+        slots.audit();
+        if let Some(got) = got {
+            slots.put(got, 1).unwrap();
+        }
         slots.audit();
     });
 }

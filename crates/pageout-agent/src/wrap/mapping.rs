@@ -426,6 +426,8 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize,
     const SPLICE_FLAGS: c_uint = 15;
     const NONBLOCK: c_uint = 2;
     const RWF_NOWAIT: c_int = 8;
+    /// PIPE_BUF: one free place in the pipe takes as much without a wait.
+    const PLACE: usize = 4096;
     // SAFETY: as the caller promises.
     unsafe {
         let reads = sys::call(raw::__NR_fcntl, fd as usize, F_GETFL, 0, 0)
@@ -442,15 +444,31 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize,
         if let Err(errno) = sys::call(raw::__NR_fcntl, fd as usize, F_GETPIPE_SZ, 0, 0) {
             return fail(errno) as isize;
         }
-        let nowait = if flags & NONBLOCK != 0 { RWF_NOWAIT } else { 0 };
-        const HERE: i64 = -1;
         let Ok(count) = c_int::try_from(count) else { return fail(Errno::INVAL) as isize };
         // libc's, since it waits: a thread can be cancelled there, as in its vmsplice.
         type Write = unsafe extern "C" fn(c_int, *const c_void, c_int, i64, c_int) -> isize;
-        match PWRITEV2.get() {
-            0 => fail(Errno::NOSYS) as isize,
-            write => core::mem::transmute::<usize, Write>(write)(fd, parts, count, HERE, nowait),
+        let write = match PWRITEV2.get() {
+            0 => return fail(Errno::NOSYS) as isize,
+            write => core::mem::transmute::<usize, Write>(write),
+        };
+        const HERE: i64 = -1;
+        // As much as there is room for, and it waits only while there is none: who splices it on by the same thread would wait for
+        // itself.
+        let written = write(fd, parts, count, HERE, RWF_NOWAIT);
+        if written >= 0 {
+            return written;
         }
+        let waits = flags & NONBLOCK == 0;
+        match Errno::from_raw_os_error(*super::__errno_location()) {
+            Errno::AGAIN if waits => {}
+            // A pipe with a name.
+            Errno::OPNOTSUPP if waits || has_room(fd) => {}
+            _ => return written,
+        }
+        let parts = core::slice::from_raw_parts(parts.cast::<[usize; 2]>(), count as usize);
+        let [start, len] = parts.iter().find(|part| part[1] > 0).copied().unwrap_or_default();
+        let first = [start, len.min(PLACE)];
+        write(fd, (&raw const first).cast(), 1, HERE, 0)
     }
 }
 
@@ -476,6 +494,16 @@ pub unsafe extern "C" fn setsockopt(
     let set = || unsafe { sys::call6(raw::__NR_setsockopt, arguments) };
     let pins = level == SOL_XDP && name == XDP_UMEM_REG && keeper::active().is_some();
     answer(if pins { pin_area(value as usize, set) } else { set() }) as c_int
+}
+
+/// Has a pipe a place that is free?
+fn has_room(pipe: c_int) -> bool {
+    const POLLOUT: u64 = 4;
+    // `struct pollfd`: the descriptor, what is asked for and what is the case, 16 bits each.
+    let mut asked = (POLLOUT << 32) | u64::from(pipe as u32);
+    // SAFETY: one of them, which outlives the call.
+    let found = unsafe { sys::call(raw::__NR_poll, (&raw mut asked) as usize, 1, 0, 0) };
+    found == Ok(1) && asked >> 48 & POLLOUT != 0
 }
 
 const SOL_XDP: c_int = 283;

@@ -219,7 +219,12 @@ unsafe extern "C" fn by_number(
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
             raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
             raw::__NR_seccomp => {
-                FILTERED.store(true, Ordering::SeqCst);
+                const SET_STRICT: usize = 0;
+                const SET_FILTER: usize = 1;
+                // The others, and one without a filter, only ask.
+                if a == SET_STRICT || a == SET_FILTER && c != 0 {
+                    FILTERED.store(true, Ordering::SeqCst);
+                }
                 return answer(sys::call(number as u32, a, b, c, 0));
             }
             raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,

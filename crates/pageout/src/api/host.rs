@@ -176,7 +176,7 @@ impl Host {
             // SAFETY: it gets the addresses of regions, and of what is made here.
             None => unsafe { Linux::open() },
         };
-        let mut linux = linux.map_err(Error::Kernel)?;
+        let linux = linux.map_err(Error::Kernel)?;
         let devices = plan.devices.iter().enumerate().map(|(index, spec)| spec.open(index));
         let devices: Vec<Opened> = devices.collect::<Result<_, _>>()?;
 
@@ -193,6 +193,8 @@ impl Host {
         let small = map(frames * PAGE)?;
         let large = map(huge * BLOCK)?;
         let probe = map(2 * PAGE)?;
+        // From here on the first to be dropped: to unmap what is registered would wait for a reader of events.
+        let mut linux = linux;
         // SAFETY: our own page.
         unsafe { (probe.start() as *mut u8).write_volatile(1) };
         for mapping in [&small, &large, &probe] {

@@ -186,6 +186,10 @@ impl Kernel for Managed {
         self.linux.populate_write(at, len)
     }
 
+    fn holds_zeros(&self, start: usize, len: usize) -> bool {
+        self.linux.holds_zeros(start, len)
+    }
+
     fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
         // A huge frame of which a part was moved away is not whole.
         let (mut pages, mut from) = (0, at);

@@ -712,6 +712,12 @@ impl Kernel for Linux {
         }
     }
 
+    fn holds_zeros(&self, start: usize, len: usize) -> bool {
+        let sought = Sought { none: raw::PAGE_IS_PFNZERO, any: raw::PAGE_IS_PRESENT, ..Sought::default() };
+        let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; 1];
+        pagemap_scan(&self.pagemap, (start, start + len), sought, &mut found).is_ok_and(|(n, _)| n == 0)
+    }
+
     fn populate_write(&self, at: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: as a write of the program that changes nothing.
         unsafe { madvise(at as *mut _, len, Advice::LinuxPopulateWrite) }

@@ -176,6 +176,11 @@ pub trait Kernel: Send + Sync {
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 
+    /// Is what is mapped in a range but the kernel's page of zeros, which who only reads is given? Of frames.
+    fn holds_zeros(&self, _start: usize, _len: usize) -> bool {
+        false
+    }
+
     /// Makes a page writable and the process's own, as a write by the program would. May fault: no lock.
     ///
     /// # Errors

@@ -407,10 +407,14 @@ impl Device {
         let Some(number) = wanted.or_else(lowest) else { return Ok(false) };
         let clusters = number * each..(number + 1) * each;
         self.make(clusters.start, spares, memory).ok_or(NoMemory)?;
-        let mut tables = self.trim_tables(number, spares, memory).ok_or(NoMemory)?.into_iter().flatten();
+        let tables = self.trim_tables(number, spares, memory).ok_or(NoMemory)?;
+        let made = tables.iter().flatten().count();
+        let mut tables = tables.into_iter().flatten();
         let mut trunks = self.trunks.lock();
-        // Under the lock that swapoff takes after it switched the device off. One that came since may have other trunks.
-        let is_it = self.is_on() && clusters == self.clusters_of(number);
+        // Under the lock that swapoff takes after it switched the device off. One that came since may have other trunks, or a
+        // header.
+        let is_it =
+            self.is_on() && clusters == self.clusters_of(number) && self.cut_clusters(number).count() <= made;
         if !is_it || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
             // Another CPU was quicker: what it adopted is for all.
             return Ok(self.is_on() && wanted.is_none());
@@ -436,12 +440,17 @@ impl Device {
         Ok(true)
     }
 
-    /// Tables for the clusters of a trunk that the header or the end of the device cut short.
-    fn trim_tables(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<[Option<One<Table>>; 2]> {
-        let mut cut = self.clusters_of(trunk).filter(|&index| {
+    /// The clusters of a trunk that the header or the end of the device cut short: two at most.
+    fn cut_clusters(&self, trunk: u32) -> impl Iterator<Item = u32> + '_ {
+        self.clusters_of(trunk).filter(|&index| {
             let (first, end) = self.limits(index);
             first < end && (first, end) != (0, CLUSTER_SLOTS)
-        });
+        })
+    }
+
+    /// Tables for these.
+    fn trim_tables(&self, trunk: u32, spares: &Spares, memory: Memory) -> Option<[Option<One<Table>>; 2]> {
+        let mut cut = self.cut_clusters(trunk);
         let mut tables = [None, None];
         for table in &mut tables {
             if cut.next().is_some() {

@@ -306,6 +306,10 @@ impl<K: Kernel> Engine<K> {
             if matches!(errno, Errno::INVAL | Errno::FAULT) || tries == MOST_TRIES {
                 return Err(errno);
             }
+            if errno == Errno::EXIST && self.kernel.holds_zeros(frame, PAGE) {
+                // Somebody has read the hole from outside.
+                let _ = self.kernel.drop_frames(frame, PAGE);
+            }
             backoff.snooze();
         }
         // SAFETY: a frame that is filled, and nobody else's.

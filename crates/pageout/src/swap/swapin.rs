@@ -35,6 +35,8 @@ pub struct Incoming {
     words: Box<[Word]>,
     sums: Box<[u128]>,
     good: Box<[bool]>,
+    /// The device did not read it: the data may be there still.
+    unread: Box<[bool]>,
     /// Pages that the last request brought in beside the one asked for.
     pub(crate) ahead: u16,
     pub(crate) outgoing: Outgoing,
@@ -73,6 +75,7 @@ impl Incoming {
             words: zeros(BLOCK_PAGES),
             sums: zeros(BLOCK_PAGES),
             good: zeros(BLOCK_PAGES),
+            unread: zeros(BLOCK_PAGES),
             ahead: 0,
             outgoing: Outgoing::new(),
         }
@@ -253,7 +256,7 @@ impl<K: Kernel> Engine<K> {
             if !good {
                 Stats::add(&self.stats.read_errors, 1);
             }
-            incoming.good[index] = good;
+            (incoming.good[index], incoming.unread[index]) = (good, !read);
         }
     }
 
@@ -315,6 +318,14 @@ impl<K: Kernel> Engine<K> {
                 self.place.put(incoming.words[i].payload(), 1);
                 self.unused(buffer, i, 1);
                 self.kernel.wake(to, PAGE);
+                i += 1;
+                continue;
+            }
+            if incoming.unread[i] && incoming.at(i) != asked {
+                // Nobody asked for it: whoever does may meet the device in a better moment.
+                block.set(incoming.at(i), incoming.words[i].abandon());
+                self.kernel.wake(to, PAGE);
+                self.unused(buffer, i, 1);
                 i += 1;
                 continue;
             }
