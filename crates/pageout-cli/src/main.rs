@@ -33,6 +33,7 @@ mod tree;
 mod trunks;
 mod unlimited;
 mod view;
+mod witness;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

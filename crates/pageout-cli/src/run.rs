@@ -1,8 +1,8 @@
 //! `pageout run`: starts the program with the agent preloaded, serves its processes, ends as it ends.
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
-//! of signals while it lives: those that are sent to us alone go on to the program; those that the kernel sends to
-//! the whole group (Ctrl-C) reach it without us. When it has ended and other processes of the tree live on (daemons),
+//! of signals while it lives: those that are sent to us alone go on to the program; those that go to
+//! the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then.
 
 use std::io::ErrorKind;
@@ -29,6 +29,7 @@ use crate::serve::Server;
 use crate::strays::Strays;
 use crate::sys::{self, Signals};
 use crate::tree::{self, Process};
+use crate::witness::Witness;
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
@@ -124,7 +125,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         }
     }
     signals.restore_in(&mut command, dispositions, open_files, umask);
-    // Of what we were before: a shell that had begun them executed us.
+    let witness = Witness::start();
+    // Of what we were before: a shell that had begun them executed us. And the witness.
     let earlier = tree::children_of(std::process::id() as i32).into_iter().filter_map(Process::of);
     let earlier: Vec<Process> = earlier.collect();
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
@@ -139,7 +141,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
     let strays = Strays::new(config.strict, &agent, server.socket_path(), &earlier);
-    let status = look_after(main, &signals, &mut server, strays);
+    let status = look_after(main, (&signals, witness), &mut server, strays);
     server.close();
     let status = status?;
     say::info(server.report().summary());
@@ -161,7 +163,12 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 }
 
 /// Serves until the program has ended, and those that it left; how it ended.
-fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Strays) -> Result<ExitStatus> {
+fn look_after(
+    main: i32,
+    (signals, mut witness): (&Signals, Option<Witness>),
+    server: &mut Server,
+    mut strays: Strays,
+) -> Result<ExitStatus> {
     let mut ended = None;
     // Since when nobody who is served lives any more, and the program neither.
     let mut deserted = None;
@@ -189,12 +196,17 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
         // A child that says nothing ends without a word to us, too.
         let soon = deserted.map(|_| Duration::from_millis(20));
         let lines = (!say::catch_up(Duration::ZERO)).then_some(LINES_AGAIN);
-        let timeout = soon.into_iter().chain(lines).chain([strays.due_in()]).min();
+        let judged = witness.as_ref().and_then(Witness::due_in);
+        let timeout = soon.into_iter().chain(lines).chain(judged).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
-                (number, None) if signal.from_process || is_for_us_alone(number) => sys::kill(main, number),
+                (number, None) if is_for_us_alone(number) => sys::kill(main, number),
+                (_, None) if signal.from_process => match &mut witness {
+                    Some(witness) => witness.ask(signal),
+                    None => signal.send_to(main),
+                },
                 // nohup(1) wants what was left to stay as well.
                 (number, Some(status)) if ENDING.contains(&number) && !sys::is_ignored(number) => {
                     return Ok(status);
@@ -202,9 +214,12 @@ fn look_after(main: i32, signals: &Signals, server: &mut Server, mut strays: Str
                 _ => {}
             }
         }
+        while let Some(signal) = witness.as_mut().and_then(Witness::next_for_us) {
+            signal.send_to(main);
+        }
         while let Some((pid, status)) = sys::reap() {
             if pid == main {
-                ended = Some(status);
+                (ended, witness) = (Some(status), None);
                 strays.look_soon();
             }
         }

@@ -413,6 +413,53 @@ pub struct Signal {
     pub number: i32,
     /// Whether a process sent it, not the kernel (which sends a terminal's to the whole group).
     pub from_process: bool,
+    /// What sigqueue(3) sent with it.
+    pub value: Option<u64>,
+}
+
+impl Signal {
+    /// Sends it on.
+    pub fn send_to(self, pid: i32) {
+        let Some(value) = self.value else { return kill(pid, self.number) };
+        // As the kernel lays it out: number, errno, code, padding, then pid and user of the sender, and the value.
+        let mut info = [0u64; 16];
+        info[0] = self.number as u64;
+        info[1] = u64::from(libc::SI_QUEUE as u32);
+        info[2] = u64::from(std::process::id()) | u64::from(euid()) << 32;
+        info[3] = value;
+        // SAFETY: a siginfo_t, 128 bytes.
+        unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid, self.number, info.as_ptr()) };
+    }
+}
+
+/// Zeros that a fork's child shares.
+pub fn shared(len: usize) -> io::Result<*mut libc::c_void> {
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a mapping of its own.
+    match unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) } {
+        libc::MAP_FAILED => Err(io::Error::last_os_error()),
+        memory => Ok(memory),
+    }
+}
+
+/// Makes the calling process's command line empty, for good.
+pub fn hide_command() {
+    let stat = text_of("/proc/self/stat").unwrap_or_default();
+    // Behind the name, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // 48 and 49 in proc(5), where the state, the first here, is 3.
+    let [start, end]: [usize; 2] =
+        [45, 46].map(|field| fields.get(field).and_then(|number| number.parse().ok()).unwrap_or(0));
+    // SAFETY: what the kernel gave us to write our arguments to; nobody reads them any more.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start)) };
+}
+
+/// The monotonic clock, in ns.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: there is room for it.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Signals as a descriptor: blocked in this thread, read when we please.
@@ -454,7 +501,8 @@ impl Signals {
         // SI_USER, SI_QUEUE and SI_TKILL are what processes send; positive codes are the kernel's.
         // But for our own write to a pipe that nobody reads, which looks as if we had sent it.
         let from_process = info.ssi_code <= 0 && info.ssi_pid != std::process::id();
-        Some(Signal { number: info.ssi_signo as i32, from_process })
+        let value = (info.ssi_code == libc::SI_QUEUE).then_some(info.ssi_ptr);
+        Some(Signal { number: info.ssi_signo as i32, from_process, value })
     }
 
     /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with.

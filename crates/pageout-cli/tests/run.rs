@@ -854,6 +854,48 @@ fn who_is_interrupted_ends_by_that_signal() {
     assert_eq!(status("kill -TERM $$").code(), Some(143));
 }
 
+/// It came twice: from who sent it, and from run.
+#[test]
+fn a_signal_to_the_group_comes_once_and_one_to_run_as_well() {
+    let place = Place::new();
+    let script = "trap 'n=$((n + 1))' TERM; echo up; for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; echo $n";
+    for group in [true, false] {
+        let mut command = place.pageout(["run", "sh", "-c", script]);
+        let mut run = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(run.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let me = i32::try_from(run.id()).unwrap();
+        // SAFETY: a child that is not reaped yet, and its group.
+        unsafe { libc::kill(if group { -me } else { me }, libc::SIGTERM) };
+        out.read_to_string(&mut line).unwrap();
+        assert_eq!(line, "up\n1\n", "to the group: {group}");
+        assert!(run.wait().unwrap().success());
+    }
+}
+
+/// What sigqueue(3) sent with a signal was lost on its way through run.
+#[test]
+fn what_is_sent_with_a_signal_arrives() {
+    let place = Place::new();
+    let script = "import signal, sys\n\
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n\
+        print('up', flush=True)\n\
+        got = signal.sigwaitinfo([signal.SIGUSR1])\n\
+        print(got.si_code)";
+    let mut command = place.pageout(["run", "python3", "-c", script]);
+    let mut run = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(run.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let value = libc::sigval { sival_ptr: std::ptr::null_mut() };
+    // SAFETY: a child that is not reaped yet.
+    unsafe { libc::sigqueue(i32::try_from(run.id()).unwrap(), libc::SIGUSR1, value) };
+    out.read_to_string(&mut line).unwrap();
+    assert_eq!(line, format!("up\n{}\n", libc::SI_QUEUE));
+    assert!(run.wait().unwrap().success());
+}
+
 /// What systemd tells its main process (sockets that it has opened, that it wants a sign of life) is for the program.
 #[test]
 fn what_is_for_the_main_process_is_for_the_program() {
