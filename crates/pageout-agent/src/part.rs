@@ -21,6 +21,8 @@ const COUNT_SHARE: u64 = 50;
 const COUNT_SHARE_AT_MOST: u64 = 10;
 /// Much, in bytes.
 const COUNT_AFTER: u64 = 4 << 20;
+/// Who has no more than so much of files and of what is shared on purpose is not asked how much that is.
+const FEW_SHARED: u64 = 4 << 20;
 /// What each process fills with huge pages, in bytes, before it is looked at, where many begin in the same instant.
 const AT_ONCE: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
@@ -104,8 +106,15 @@ pub struct Part {
     counted: (u64, u64),
     /// Forks until then: each shares anew.
     forks: u32,
+    /// What is there that is shared on purpose, in bytes, and its part of that, at the last count. When it is counted again
+    /// (ns), and when if much has changed: files and that were so much then.
+    shared: (u64, u64),
+    next_shared: u64,
+    soonest_shared: u64,
+    shared_then: u64,
     rollup: Option<OwnedFd>,
     stat: Option<OwnedFd>,
+    status: Option<OwnedFd>,
     /// When it is counted again (ns), and when if much has changed.
     next_count: u64,
     soonest: u64,
@@ -133,8 +142,13 @@ impl Part {
             found: 0,
             counted: (own(now), 0),
             forks: 0,
+            shared: (0, 0),
+            next_shared: 0,
+            soonest_shared: 0,
+            shared_then: 0,
             rollup: opened(c"/proc/self/smaps_rollup"),
             stat: None,
+            status: opened(c"/proc/self/status"),
             next_count: 0,
             soonest: 0,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
@@ -163,9 +177,47 @@ impl Part {
             }
             elsewhere = self.elsewhere.saturating_sub(self.changed(own)).min(own);
         }
+        self.count_shared_in_time(now, kernel.now());
+        let (_, part) = self.shared_now(now);
         seat.tell(own - elsewhere, own, short);
+        seat.tell_fixed(part);
         self.view = tree.look(seat, self.limit, elsewhere > 0);
-        self.view.allowance + elsewhere
+        self.view.allowance + elsewhere + self.of_others(now)
+    }
+
+    /// What is there that is shared on purpose, and its part of it: no more than there is of that and of files.
+    fn shared_now(&self, now: Statm) -> (u64, u64) {
+        let most = (now.shared * PAGE) as u64;
+        (self.shared.0.min(most), self.shared.1.min(most))
+    }
+
+    /// Of that, the part of others, for whom it counts.
+    fn of_others(&self, now: Statm) -> u64 {
+        let (all, part) = self.shared_now(now);
+        all.saturating_sub(part)
+    }
+
+    /// Counts what is shared on purpose, if it is time. Who is alone has all of the limit in any case.
+    fn count_shared_in_time(&mut self, all: Statm, now: u64) {
+        let most = (all.shared * PAGE) as u64;
+        let has_changed = most.abs_diff(self.shared_then) > COUNT_AFTER;
+        if !(now >= self.next_shared || has_changed && now >= self.soonest_shared) {
+            return;
+        }
+        self.shared_then = most;
+        if self.view.alive < 2 || most <= FEW_SHARED {
+            self.shared = (0, 0);
+            return;
+        }
+        let spent = || sys::time(ClockId::ThreadCPUTime);
+        let begun = spent();
+        let [there] = fields(&self.status, [b"\nRssShmem:"]);
+        // A walk over all pages.
+        let [part] = if there > FEW_SHARED { fields(&self.rollup, [b"\nPss_Shmem:"]) } else { [0] };
+        self.shared = if part > 0 { (there, part) } else { (0, 0) };
+        let cost = spent() - begun;
+        self.soonest_shared = now + COUNT_SHARE_AT_MOST * cost;
+        self.next_shared = now + COUNT_EVERY.max(COUNT_SHARE * cost);
     }
 
     /// So many bytes too much are there that can leave, and what leaves finds a place, or not (`has_place`): whether who takes
@@ -193,7 +245,7 @@ impl Part {
     /// By so many bytes all together were over the limit at the last look.
     pub fn over(&self) -> u64 {
         let own = self.place.map_or(0, |(_, seat)| seat.used());
-        (self.view.others + own).saturating_sub(self.limit)
+        (self.view.others + own + self.shared.1).saturating_sub(self.limit)
     }
 
     /// What each process of the tree may grow between two looks, if all together may grow by so many bytes.
@@ -246,10 +298,8 @@ impl Part {
 
     /// Of what is resident, what others have as well.
     fn count(&self) -> u64 {
-        let mut text = [0u8; 2048];
-        let n = self.rollup.as_ref().and_then(|file| pread(file, &mut text, 0).ok()).unwrap_or(0);
-        let text = &text[..n];
-        field(text, b"\nAnonymous:").saturating_sub(field(text, b"\nPss_Anon:"))
+        let [all, part] = fields(&self.rollup, [b"\nAnonymous:", b"\nPss_Anon:"]);
+        all.saturating_sub(part)
     }
 
     fn threshold(&self) -> u64 {
@@ -268,7 +318,7 @@ impl Part {
 
     /// What all together use.
     fn used(&self, now: Statm) -> u64 {
-        self.view.others + resident(now)
+        self.view.others + resident(now) - self.of_others(now).min(resident(now))
     }
 
     /// So many processes may take what is left before any of them looks again: others too, if it grows itself (`still`), as
@@ -306,6 +356,13 @@ impl Part {
             seat.clear();
         }
     }
+}
+
+/// The numbers of KiB behind these names in a file of /proc, in bytes.
+fn fields<const N: usize>(file: &Option<OwnedFd>, names: [&[u8]; N]) -> [u64; N] {
+    let mut text = [0u8; 2048];
+    let n = file.as_ref().and_then(|file| pread(file, &mut text, 0).ok()).unwrap_or(0);
+    names.map(|name| field(&text[..n], name))
 }
 
 fn opened(path: &CStr) -> Option<OwnedFd> {

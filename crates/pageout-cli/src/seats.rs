@@ -93,9 +93,10 @@ impl Seats {
             seats.push(seat);
             parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
         }
-        let unlimited = unlimited.min(most_unlimited(self.limit, &parts));
+        let limit = self.tree().left_of(self.limit);
+        let unlimited = unlimited.min(most_unlimited(limit, &parts));
         self.tell_unlimited(unlimited);
-        divide(self.limit - unlimited, &mut parts);
+        divide(limit - unlimited, &mut parts);
         for (seat, (_, share, _)) in seats.iter().zip(&parts) {
             self.tree().seat(*seat).set_share(*share);
         }

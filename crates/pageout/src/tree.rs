@@ -9,6 +9,9 @@
 //! allowance = free, but who uses more than its share leaves room for what those lack that use less,
 //!             in proportion to the excess; and nobody must fall below its share for others' sake
 //! ```
+//! Memory that is shared on purpose cannot leave: it counts once, each has its part of it, and all of the above is about what is
+//! left of the limit, an eighth of it at least.
+//!
 //! A page that several share since a fork is gone only when all of them have let it leave. So while all together are
 //! clearly over the limit, whoever shares pages lets some leave, whatever its share: about the same at the same time,
 //! as their queues are alike.
@@ -63,6 +66,8 @@ pub struct Seat {
     used: AtomicU64,
     /// The same, all that it shares included.
     resident: AtomicU64,
+    /// Its part of memory that is shared on purpose.
+    fixed: AtomicU64,
     /// What it would take up to its share, if it is short of memory.
     lacks: AtomicU64,
     share: AtomicU64,
@@ -75,6 +80,11 @@ impl Seat {
         self.resident.store(resident, Relaxed);
         let lacks = if short { self.share().saturating_sub(used) } else { 0 };
         self.lacks.store(lacks, Relaxed);
+    }
+
+    /// Says how much is its part of what is shared on purpose, which comes on top of what it uses.
+    pub fn tell_fixed(&self, bytes: u64) {
+        self.fixed.store(bytes, Relaxed);
     }
 
     /// What it said last.
@@ -100,6 +110,7 @@ impl Seat {
     /// Nobody's any more.
     pub fn clear(&self) {
         self.tell(0, 0, false);
+        self.tell_fixed(0);
         self.set_share(0);
     }
 }
@@ -129,12 +140,22 @@ impl Tree {
 
     /// What all use together.
     pub fn used(&self) -> u64 {
-        self.seats().map(Seat::used).sum()
+        self.seats().map(Seat::used).sum::<u64>() + self.fixed()
     }
 
-    /// The same with all that they share counted for each.
+    /// Of that, what is shared on purpose.
+    fn fixed(&self) -> u64 {
+        self.seats().map(|seat| seat.fixed.load(Relaxed)).sum()
+    }
+
+    /// What `limit` leaves for memory that can go.
+    pub fn left_of(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.fixed()).max(limit / 8)
+    }
+
+    /// The same with all that they share since a fork counted for each.
     pub fn resident(&self) -> u64 {
-        self.seats().map(|seat| seat.resident.load(Relaxed)).sum()
+        self.seats().map(|seat| seat.resident.load(Relaxed)).sum::<u64>() + self.fixed()
     }
 
     /// Is one short of memory that it may count on?
@@ -149,6 +170,7 @@ impl Tree {
 
     /// What the process of `seat` finds, and what it may use of `limit` now; `shares`: pages, with other processes.
     pub fn look(&self, seat: &Seat, limit: u64, shares: bool) -> View {
+        let limit = self.left_of(limit);
         let (mut others, mut lacks, mut excess, mut count, mut alive) = (0u64, 0u64, 0u64, 0, 0);
         for other in self.seats() {
             let used = other.used();
@@ -160,8 +182,8 @@ impl Tree {
                 lacks += other.lacks.load(Relaxed);
             }
         }
-        let (used, share) = (seat.used(), seat.share());
-        self.peak.fetch_max(others + used, Relaxed);
+        let (used, share, fixed) = (seat.used(), seat.share(), self.fixed());
+        self.peak.fetch_max(others + used + fixed, Relaxed);
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
@@ -171,7 +193,9 @@ impl Tree {
             let too_much = (others + used).saturating_sub(limit.saturating_add(limit / 64));
             allowance = allowance.min(used - used.min(too_much / processes as u64));
         }
-        View { others, allowance: allowance.max(smallest), smallest, processes, alive }
+        let own_fixed = seat.fixed.load(Relaxed);
+        let allowance = allowance.max(smallest) + own_fixed;
+        View { others: others + fixed.saturating_sub(own_fixed), allowance, smallest, processes, alive }
     }
 }
 
@@ -267,6 +291,24 @@ mod tests {
         assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB - 32 * MIB / 3, 140 * MIB - 32 * MIB / 3]);
         tree.seat(0).tell(260 * MIB, 260 * MIB, false);
         assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB, 140 * MIB]);
+    }
+
+    #[test]
+    fn what_is_shared_on_purpose_is_gone_from_the_limit() {
+        // 140 of 150 are shared by both: what is left is divided, an eighth of the limit at least.
+        let tree = tree_of(&[(5, 0, false), (140, 100, false)]);
+        [0, 1].map(|number| tree.seat(number).tell_fixed(70 * MIB));
+        assert_eq!(tree.used(), 285 * MIB);
+        let look = |number| tree.look(tree.seat(number), 150 * MIB, false);
+        let left = tree.left_of(150 * MIB);
+        assert_eq!(left, 150 * MIB / 8);
+        assert_eq!(look(1).others, 75 * MIB);
+        tree.seat(1).set_share(left);
+        assert_eq!(look(1).allowance, left + 70 * MIB);
+        assert!(look(0).smallest <= left / 4);
+        [0, 1].map(|number| tree.seat(number).tell_fixed(20 * MIB));
+        assert_eq!(tree.left_of(150 * MIB), 110 * MIB);
+        assert_eq!(look(1).allowance, (110 - 5 + 20) * MIB);
     }
 
     #[test]

@@ -47,7 +47,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 10;
+pub const VERSION: u64 = 11;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
