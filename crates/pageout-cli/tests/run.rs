@@ -896,6 +896,26 @@ fn what_is_sent_with_a_signal_arrives() {
     assert!(run.wait().unwrap().success());
 }
 
+/// Memory that one shares on purpose was nothing to the others: beside 100M of it another kept 100M of a limit of 112M.
+#[test]
+fn what_is_shared_on_purpose_is_gone_for_the_others() {
+    let place = Place::new();
+    let shared = "import mmap, time\n\
+        m = mmap.mmap(-1, 100 << 20)\n\
+        for i in range(0, 100 << 20, 4096): m[i] = 1\n\
+        time.sleep(4)";
+    let own = "import time\n\
+        a, end = bytearray(100 << 20), time.time() + 3\n\
+        while time.time() < end:\n    for i in range(0, 100 << 20, 4096): a[i] = (a[i] + 1) & 255\n\
+        print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmRSS')))";
+    let script = "python3 -c \"$1\" & python3 -c \"$2\"; wait";
+    let arguments = ["run", "-m", "112M", "-s", "mem,size=256M", "sh", "-c", script, "sh", shared, own];
+    let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.err.as_str(), ended.status), ("", 0));
+    let resident: u64 = ended.out.trim().parse().unwrap();
+    assert!(resident <= 64 << 10, "{resident} KiB");
+}
+
 /// What systemd tells its main process (sockets that it has opened, that it wants a sign of life) is for the program.
 #[test]
 fn what_is_for_the_main_process_is_for_the_program() {
