@@ -175,9 +175,20 @@ pub struct Engine<K: Kernel> {
     pub(crate) touched: AtomicBool,
     /// Nothing leaves while it is set ([`Engine::stand_still`]).
     pub(crate) still: AtomicBool,
+    /// So many wait for an event to be over.
+    held_up: AtomicU32,
 }
 
 static POLICY_LOCKS: LockClass = LockClass::new();
+
+/// Somebody waits for an event to be over.
+pub(crate) struct HeldUp<'a>(&'a AtomicU32);
+
+impl Drop for HeldUp<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
 
 impl<K: Kernel> Engine<K> {
     /// An engine that manages nothing yet.
@@ -226,6 +237,7 @@ impl<K: Kernel> Engine<K> {
             mend_after: AtomicU64::new(0),
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
+            held_up: AtomicU32::new(0),
         }
     }
 
@@ -347,12 +359,26 @@ impl<K: Kernel> Engine<K> {
         gone
     }
 
+    /// Until it is dropped, who may raise an event lets those pass that wait for one to be over.
+    pub(crate) fn holds_events_up(&self) -> HeldUp<'_> {
+        self.held_up.fetch_add(1, Relaxed);
+        HeldUp(&self.held_up)
+    }
+
+    /// Does somebody wait for an event to be over? Who goes on raising events (MADV_DONTNEED in a loop) leaves a microsecond between
+    /// two, and may well wait a little before the next.
+    pub fn is_held_up(&self) -> bool {
+        self.held_up.load(Relaxed) != 0
+    }
+
     /// Reads and applies events until none is pending; faults wait for a server. Shows each to `each`: what the program is about to
     /// discard may still be mapped for a while.
     pub(crate) fn read_all(&self, regions: &mut Regions, mut each: impl FnMut(Event)) {
         let mut backoff = crate::sync::Backoff::new();
+        let mut held_up = None;
         while self.kernel.event_pending() {
             let (read, heard) = self.read_and_hear(regions, &mut each);
+            held_up.get_or_insert_with(|| self.holds_events_up());
             if heard {
                 self.calls.ring();
             }

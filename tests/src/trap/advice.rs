@@ -18,6 +18,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("free-race-raw", "the same by the bare system call", |c| free_race(c, sys::advise_raw)),
     Trap::new("dontneed-readers", "drops what other threads are reading", dontneed_readers),
     Trap::new("event-storm", "faults are served while others drop and unmap without a pause", event_storm),
+    Trap::new("discard-storm", "faults are served while others discard without a pause", discard_storm),
     Trap::new(
         "event-crowd",
         "hundreds of threads fault at once while one discards now and then",
@@ -169,6 +170,36 @@ fn event_storm(ctx: &Ctx) -> Outcome {
                 sys::unmap(fresh)?;
             }
             return Ok(());
+        }
+        let mut dice = Dice::new(1);
+        let mut longest = Duration::ZERO;
+        while Instant::now() < deadline {
+            let begin = Instant::now();
+            field.page(dice.roll(field.pages())).check(1)?;
+            longest = longest.max(begin.elapsed());
+        }
+        ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
+        Ok(())
+    })?;
+    field.check(1)
+}
+
+/// Three threads discard what is managed in a tight loop, and touch none of it; the fourth must get its pages all the same.
+fn discard_storm(ctx: &Ctx) -> Outcome {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// If one never comes it waits until this is over.
+    const LASTS: Duration = Duration::from_secs(3);
+    let idle = sys::map(3 << 20)?;
+    idle.fill(7);
+    let (field, _) = ctx.evicted()?;
+    let deadline = ctx.deadline().max(Instant::now() + LASTS);
+    together(4, |index| {
+        if index > 0 {
+            let own = idle.part((index - 1) << 20, 64 << 10);
+            while Instant::now() < deadline {
+                sys::advise(own, libc::MADV_DONTNEED)?;
+            }
+            return own.check_zero();
         }
         let mut dice = Dice::new(1);
         let mut longest = Duration::ZERO;

@@ -311,9 +311,14 @@ fn advise(
 ) -> Result<usize, Errno> {
     const FREE: c_int = raw::MADV_FREE as c_int;
     const DONTNEED: c_int = raw::MADV_DONTNEED as c_int;
+    const DONTNEED_LOCKED: c_int = raw::MADV_DONTNEED_LOCKED as c_int;
+    const REMOVE: c_int = raw::MADV_REMOVE as c_int;
     const GUARD_INSTALL: c_int = 102;
     if advice == raw::MADV_DONTFORK as c_int {
         DONT_FORK.store(true, Ordering::Relaxed);
+    }
+    if matches!(advice, FREE | DONTNEED | DONTNEED_LOCKED | REMOVE | GUARD_INSTALL) {
+        let_others_pass();
     }
     let given = call(advice);
     // A hole stops neither the first nor the second.
@@ -327,6 +332,20 @@ fn advise(
         let _ = call(DONTNEED);
     }
     given
+}
+
+/// While an event is unread no page can come or go: who raises one after the other lets those go first that wait, a
+/// millisecond or two.
+fn let_others_pass() {
+    const PAUSE: i64 = 50_000;
+    const MOST: usize = 16;
+    let Some(keeper) = keeper::active().filter(|_| !super::is_filtered()) else { return };
+    for _ in 0..MOST {
+        if !keeper.engine.is_held_up() {
+            return;
+        }
+        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: PAUSE });
+    }
 }
 
 const MCL_CURRENT: c_int = raw::MCL_CURRENT as c_int;

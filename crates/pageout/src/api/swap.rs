@@ -256,7 +256,7 @@ struct First {
 
 impl Inner {
     /// For what needs no descriptor of the engine's: words, locks, counters.
-    fn engine(&self) -> &Engine<Managed> {
+    pub(super) fn engine(&self) -> &Engine<Managed> {
         // SAFETY: Stop is sent in `drop`, and nowhere else.
         unsafe { self.handle.engine() }
     }

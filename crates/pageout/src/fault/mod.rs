@@ -356,6 +356,7 @@ impl Server {
         let mut backoff = Backoff::new();
         // How often what is to come in waits for the frames to do so.
         let mut patience = PATIENCE;
+        let mut held_up = None;
         loop {
             let decision = self.decide(engine, block_start, index, fault);
             let was_read = matches!(decision, Decision::Read(..));
@@ -403,6 +404,7 @@ impl Server {
                 }
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
+                    held_up.get_or_insert_with(|| engine.holds_events_up());
                     self.receive(engine);
                     backoff.snooze();
                 }
