@@ -415,6 +415,7 @@ impl Server {
                 // While an event is unread no page can leave.
                 Brought::NoHuge if engine.kernel.event_pending() => {
                     patience -= 1;
+                    held_up.get_or_insert_with(|| engine.holds_events_up());
                     self.receive(engine);
                 }
                 Brought::NoHuge => patience = 0,
@@ -423,6 +424,7 @@ impl Server {
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
                         // While an event is unread no page can leave and no frame be filled.
+                        held_up.get_or_insert_with(|| engine.holds_events_up());
                         if engine.kernel.event_pending() {
                             self.receive(engine);
                         }
