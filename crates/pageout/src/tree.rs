@@ -297,7 +297,7 @@ mod tests {
     fn what_is_shared_on_purpose_is_gone_from_the_limit() {
         // 140 of 150 are shared by both: what is left is divided, an eighth of the limit at least.
         let tree = tree_of(&[(5, 0, false), (140, 100, false)]);
-        [0, 1].map(|number| tree.seat(number).tell_fixed(70 * MIB));
+        [0, 1].into_iter().for_each(|number| tree.seat(number).tell_fixed(70 * MIB));
         assert_eq!(tree.used(), 285 * MIB);
         let look = |number| tree.look(tree.seat(number), 150 * MIB, false);
         let left = tree.left_of(150 * MIB);
@@ -306,7 +306,7 @@ mod tests {
         tree.seat(1).set_share(left);
         assert_eq!(look(1).allowance, left + 70 * MIB);
         assert!(look(0).smallest <= left / 4);
-        [0, 1].map(|number| tree.seat(number).tell_fixed(20 * MIB));
+        [0, 1].into_iter().for_each(|number| tree.seat(number).tell_fixed(20 * MIB));
         assert_eq!(tree.left_of(150 * MIB), 110 * MIB);
         assert_eq!(look(1).allowance, (110 - 5 + 20) * MIB);
     }

@@ -20,7 +20,7 @@ use crate::slot::Memory;
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, BLOCK_UNITS, PAGE, UNIT};
 use crate::stats::Stats;
 use crate::swap::Place;
-use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sync::atomic::Ordering::Relaxed;
 use alloc::vec::Vec;
 use rustix::io::Errno;
 
@@ -73,9 +73,6 @@ pub struct Outgoing {
 
 /// Looks at each unit before it is said that nothing can go.
 const LOOKS: usize = 8;
-
-/// How often a round that meets an event waits for it to be over.
-const WAITS: usize = 8;
 
 /// Looks in a round where only what has its place can go: there may be none, and the next round looks further.
 const LOOKS_STUCK: usize = BLOCK_PAGES;
@@ -166,9 +163,7 @@ impl<K: Kernel> Engine<K> {
         out.placed_only = self.is_stuck() || out.memory == Memory::AtHand && !self.place.is_stocked();
         let mut looks = (LOOKS * turns + 1).min(if out.placed_only { LOOKS_STUCK } else { usize::MAX });
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
-        let (mut passed, mut shared, mut waits) = (0, 0, 0);
-        let mut held_up = None;
-        let mut backoff = crate::sync::Backoff::new();
+        let (mut passed, mut shared) = (0, 0);
         let most_unplaced = self.place.room();
         let goes_on = |out: &Outgoing| {
             out.pages.len() < want && out.unplaced < most_unplaced && out.busy.len() < MOST_SHARED
@@ -183,13 +178,6 @@ impl<K: Kernel> Engine<K> {
                     passed += 1;
                 }
                 Left::Shared => shared += 1,
-                Left::Pending if waits < WAITS && !out.of_handler && !self.still.load(SeqCst) => {
-                    self.policy.lock().keep(turn);
-                    waits += 1;
-                    held_up.get_or_insert_with(|| self.holds_events_up());
-                    self.pump();
-                    backoff.snooze();
-                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(turn);
                     break;
