@@ -19,10 +19,10 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              of their anonymous memory goes to the swap devices and comes back when it is touched. Below 80 % of the limit \
              they run as if pageout were not there.",
             "While memory is short each process has a share, which follows where pages come back; who is idle gives to \
-             who needs it, down to a quarter of an equal share. A process of less than 16 MiB, or an eighth of the limit \
+             who needs it, down to a quarter of an equal share. A process of less than 16 MiB, or an eighth of the limit (less what is shared on purpose) \
              if that is less, or, of many, half of an equal share (2 MiB at least), is let alone.",
             "What counts: all resident memory of a process as /proc/PID/status shows it (VmRSS), the engine's own included; \
-             of the other processes their own memory, without files, and with their part of what they share since a fork. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings; and of mapped files, programs \
+             of the other processes their own memory, without files, and with their part of what is shared, since a fork or on purpose. What can go: private, writable, anonymous memory, whoever made it: heaps, mappings; and of mapped files, programs \
              and libraries among them, what is not in use, where the file is on a disk, is owned by the program's user or may be written by him, and no other process has \
              mapped that part. What cannot \
              go: other files, shared memory (files in tmpfs too), what was written to a private mapping of a file, locked memory, code that was made at run time and cannot be written, thread stacks, pages that a device \
@@ -68,8 +68,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              SIGQUIT ends the wait, and they go on with the room that they have, which stays as it is in files and disks. Its standard input and output are \
              closed as soon as the program runs.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
-             pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both. What \
-             a process sends to the group of both (kill -- -PGID) comes to the program twice. Who waits for pageout is not \
+             pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \
+             a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. Who waits for pageout is not \
              told that a program stops which has a group of its own (suspend in a shell). One \
              that was ignored when pageout started, as SIGHUP by nohup(1), does not end the wait.",
             "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \

@@ -221,6 +221,8 @@ fn look_after(
             if pid == main {
                 (ended, witness) = (Some(status), None);
                 strays.look_soon();
+            } else if let Some(witness) = witness.take_if(|witness| witness.is(pid)) {
+                witness.has_ended().into_iter().for_each(|signal| signal.send_to(main));
             }
         }
         if strays.due_in().is_zero() {

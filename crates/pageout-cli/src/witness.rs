@@ -47,6 +47,18 @@ impl Witness {
         self.waiting.push((signal, Instant::now(), sys::monotonic_ns()));
     }
 
+    /// Is it the process of this number?
+    pub fn is(&self, pid: i32) -> bool {
+        self.pid == pid
+    }
+
+    /// Somebody has ended it, and the caller has waited for it: another may have its number. What was to be judged.
+    pub fn has_ended(mut self) -> Vec<Signal> {
+        let waiting = std::mem::take(&mut self.waiting);
+        std::mem::forget(self);
+        waiting.into_iter().map(|(signal, ..)| signal).collect()
+    }
+
     /// When the next is judged.
     pub fn due_in(&self) -> Option<Duration> {
         self.waiting.first().map(|(_, came, _)| APART.saturating_sub(came.elapsed()))
