@@ -926,3 +926,42 @@ fn a_moment_of_errors_loses_only_what_was_asked_for() {
     }
     assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
 }
+
+/// Of each window that comes in one page is discarded meanwhile: its frame went back unused, and its chunk was no hole. With one in
+/// each chunk nothing could leave any more.
+#[test]
+fn frames_that_were_not_needed_keep_nothing_from_leaving() {
+    let world = world(|plan| Plan {
+        blocks: 6,
+        chunks: 16,
+        limit_pages: 2048,
+        swapin: Swapin::Always,
+        max_order: 6,
+        ..plan
+    });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 1024, true);
+    world.settle();
+    evict_all(&world);
+    world.engine.measure();
+    for window in 0..16 {
+        touch(&world, 0, 64 * window, 1, false);
+        *world.at_device.lock().unwrap() = Some(Box::new(move |world| {
+            world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (64 * window + 5, 1));
+            world.engine.pump();
+            step(world, 1);
+        }));
+        world.settle();
+    }
+    // Others need what it has.
+    world.engine.set_limit(256);
+    for _ in 0..200 {
+        world.engine.measure();
+        world.balance();
+        world.engine.policy.lock().unpark();
+        (0..1000).for_each(|_| _ = world.engine.kernel.now());
+    }
+    let resident = world.engine.kernel.resident_pages();
+    assert!(resident <= 300, "{resident} pages of a limit of 256");
+    end(&world);
+}

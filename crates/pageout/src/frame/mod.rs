@@ -286,6 +286,14 @@ impl Frames {
         self.ready_pages.fetch_add(1, Relaxed);
     }
 
+    /// A filled frame that went back unused: while it waits its chunk is no hole.
+    pub fn take_loose(&self) -> Option<u32> {
+        let mut ready = self.ready.lock();
+        let frame = ready.loose.pop()?;
+        self.ready_pages.fetch_sub(1, Relaxed);
+        Some(frame)
+    }
+
     /// `count` frames from `frame` on, all of one chunk, have become holes.
     pub fn emptied(&self, frame: u32, count: usize) {
         let chunk = frame as usize / CHUNK;

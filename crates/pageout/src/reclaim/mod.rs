@@ -367,7 +367,26 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
-    /// The same of a chunk for what can be executed. `false`: it is tried again.
+    /// Gives the memory of frames that went back unused to the kernel: where there is one in each chunk there is no hole for what
+    /// is to leave. How many. No lock held.
+    pub(crate) fn drop_loose(&self) -> usize {
+        let loose = core::iter::from_fn(|| self.frames.take_loose());
+        let dropped = loose.take_while(|frame| {
+            let _regions = self.events.read();
+            let dropped = self.kernel.drop_frames(self.frames.address(*frame), PAGE).is_ok();
+            match dropped {
+                true => {
+                    self.frames.emptied(*frame, 1);
+                    self.budget.fetch_add(1, Relaxed);
+                }
+                false => self.frames.give_back(*frame),
+            }
+            dropped
+        });
+        dropped.count()
+    }
+
+    /// As [`Engine::drop_chunk`], a chunk for what can be executed. `false`: it is tried again.
     pub(crate) fn drop_executable(&self, chunk: Part) -> bool {
         let _regions = self.events.read();
         let at = self.frames.address(chunk.frame);

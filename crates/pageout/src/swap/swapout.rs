@@ -178,6 +178,9 @@ impl<K: Kernel> Engine<K> {
                     passed += 1;
                 }
                 Left::Shared => shared += 1,
+                Left::NoRoom if out.memory == Memory::Asked && self.drop_loose() > 0 => {
+                    self.policy.lock().keep(turn);
+                }
                 Left::Pending | Left::NoRoom => {
                     self.policy.lock().keep(turn);
                     break;
