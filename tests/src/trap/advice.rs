@@ -155,9 +155,22 @@ fn dontneed_readers(ctx: &Ctx) -> Outcome {
     churn.end()
 }
 
+/// Each page of the field that is looked at, at random until then, is there before long.
+fn comes_in_time(field: Span, deadline: Instant) -> Outcome {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut dice = Dice::new(1);
+    let mut longest = Duration::ZERO;
+    while Instant::now() < deadline {
+        let begin = Instant::now();
+        field.page(dice.roll(field.pages())).check(1)?;
+        longest = longest.max(begin.elapsed());
+    }
+    ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
+    Ok(())
+}
+
 /// Two threads raise events in a tight loop; the third must get its pages all the same.
 fn event_storm(ctx: &Ctx) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(2);
     let (field, _) = ctx.evicted()?;
     let deadline = ctx.deadline();
     together(3, |index| {
@@ -171,22 +184,13 @@ fn event_storm(ctx: &Ctx) -> Outcome {
             }
             return Ok(());
         }
-        let mut dice = Dice::new(1);
-        let mut longest = Duration::ZERO;
-        while Instant::now() < deadline {
-            let begin = Instant::now();
-            field.page(dice.roll(field.pages())).check(1)?;
-            longest = longest.max(begin.elapsed());
-        }
-        ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
-        Ok(())
+        comes_in_time(field, deadline)
     })?;
     field.check(1)
 }
 
 /// Three threads discard what is managed in a tight loop, and touch none of it; the fourth must get its pages all the same.
 fn discard_storm(ctx: &Ctx) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(2);
     /// If one never comes it waits until this is over.
     const LASTS: Duration = Duration::from_secs(3);
     let idle = sys::map(3 << 20)?;
@@ -201,15 +205,7 @@ fn discard_storm(ctx: &Ctx) -> Outcome {
             }
             return own.check_zero();
         }
-        let mut dice = Dice::new(1);
-        let mut longest = Duration::ZERO;
-        while Instant::now() < deadline {
-            let begin = Instant::now();
-            field.page(dice.roll(field.pages())).check(1)?;
-            longest = longest.max(begin.elapsed());
-        }
-        ensure!(longest < PATIENCE, "a page came only after {longest:.1?}");
-        Ok(())
+        comes_in_time(field, deadline)
     })?;
     field.check(1)
 }
