@@ -454,14 +454,6 @@ pub fn hide_command() {
     unsafe { std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start)) };
 }
 
-/// The monotonic clock, in ns.
-pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: there is room for it.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 /// Signals as a descriptor: blocked in this thread, read when we please.
 #[derive(Debug)]
 pub struct Signals {

@@ -13,10 +13,10 @@ use crate::sys::{self, Signal};
 
 /// Between the two of one sender there may be so much time: who ends a control group sends to one after the other.
 const APART: Duration = Duration::from_millis(20);
-/// What came so long before is another.
-const BEFORE: Duration = Duration::from_millis(100);
+/// What came so long before is another: in ticks.
+const BEFORE: u64 = 10;
 
-/// When (ns of the monotonic clock) each signal came last.
+/// When ([`sys::ticks`]) each signal came last.
 type Seen = [AtomicU64; 65];
 
 /// The process. It ends with us.
@@ -44,7 +44,7 @@ impl Witness {
 
     /// A signal that a process has sent.
     pub fn ask(&mut self, signal: Signal) {
-        self.waiting.push((signal, Instant::now(), sys::monotonic_ns()));
+        self.waiting.push((signal, Instant::now(), sys::ticks()));
     }
 
     /// Is it the process of this number?
@@ -85,7 +85,7 @@ impl Witness {
             let pending = pending.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
             pending.is_some_and(|bits| bits & 1 << (number - 1) != 0)
         };
-        seen + BEFORE.as_nanos() as u64 >= at && seen != 0 || is_pending()
+        seen + BEFORE >= at || is_pending()
     }
 }
 
@@ -113,7 +113,7 @@ fn watch(parent: i32, seen: &Seen) -> ! {
         let got =
             unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, &raw const all, 0, 0, size_of_val(&all)) };
         if let Some(seen) = usize::try_from(got).ok().and_then(|number| seen.get(number)) {
-            seen.store(sys::monotonic_ns(), Relaxed);
+            seen.store(sys::ticks(), Relaxed);
         }
     }
     // SAFETY: ends the process.

@@ -181,6 +181,10 @@ pub struct Engine<K: Kernel> {
 
 static POLICY_LOCKS: LockClass = LockClass::new();
 
+/// How often, and for how long each time, who is about to raise an event waits for those that wait for one to be over.
+const PAUSES: usize = 16;
+const PAUSE: rustix::thread::Timespec = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
+
 /// Somebody waits for an event to be over.
 pub(crate) struct HeldUp<'a>(&'a AtomicU32);
 
@@ -365,10 +369,16 @@ impl<K: Kernel> Engine<K> {
         HeldUp(&self.held_up)
     }
 
-    /// Does somebody wait for an event to be over? Who goes on raising events (MADV_DONTNEED in a loop) leaves a microsecond between
-    /// two, and may well wait a little before the next.
-    pub fn is_held_up(&self) -> bool {
-        self.held_up.load(Relaxed) != 0
+    /// Before an event is raised: lets those go first that wait for one to be over, a millisecond or two. Who raises one after the
+    /// other (MADV_DONTNEED in a loop) leaves a microsecond between two. From a thread of the program, which may sleep; no lock
+    /// held.
+    pub fn let_others_pass(&self) {
+        for _ in 0..PAUSES {
+            if self.held_up.load(Relaxed) == 0 {
+                return;
+            }
+            let _ = rustix::thread::nanosleep(&PAUSE);
+        }
     }
 
     /// Reads and applies events until none is pending; faults wait for a server. Shows each to `each`: what the program is about to

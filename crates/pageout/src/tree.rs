@@ -36,6 +36,11 @@ pub fn smallest(limit: u64, processes: usize) -> u64 {
     (limit / 8).min(16 << 20).min(fair.max(LEAST))
 }
 
+/// See [`Tree::left_of`].
+fn left_beside(fixed: u64, limit: u64) -> u64 {
+    limit.saturating_sub(fixed).max(limit / 8)
+}
+
 /// What those that have no limit count as at most, beside processes as for [`divide`]: nobody goes below the [`smallest`] for
 /// them, and where all have that the tree is not over its limit.
 pub fn most_unlimited(limit: u64, processes: &[(u64, u64, u64)]) -> u64 {
@@ -150,7 +155,7 @@ impl Tree {
 
     /// What `limit` leaves for memory that can go.
     pub fn left_of(&self, limit: u64) -> u64 {
-        limit.saturating_sub(self.fixed()).max(limit / 8)
+        left_beside(self.fixed(), limit)
     }
 
     /// The same with all that they share since a fork counted for each.
@@ -170,19 +175,21 @@ impl Tree {
 
     /// What the process of `seat` finds, and what it may use of `limit` now; `shares`: pages, with other processes.
     pub fn look(&self, seat: &Seat, limit: u64, shares: bool) -> View {
-        let limit = self.left_of(limit);
         let (mut others, mut lacks, mut excess, mut count, mut alive) = (0u64, 0u64, 0u64, 0, 0);
+        let mut fixed = 0;
         for other in self.seats() {
             let used = other.used();
             count += (used > LEAST) as usize;
             alive += (used > 0) as usize;
+            fixed += other.fixed.load(Relaxed);
             excess += used.saturating_sub(other.share());
             if !core::ptr::eq(other, seat) {
                 others += used;
                 lacks += other.lacks.load(Relaxed);
             }
         }
-        let (used, share, fixed) = (seat.used(), seat.share(), self.fixed());
+        let (used, share) = (seat.used(), seat.share());
+        let limit = left_beside(fixed, limit);
         self.peak.fetch_max(others + used + fixed, Relaxed);
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);

@@ -318,7 +318,10 @@ fn advise(
         DONT_FORK.store(true, Ordering::Relaxed);
     }
     if matches!(advice, FREE | DONTNEED | DONTNEED_LOCKED | REMOVE | GUARD_INSTALL) {
-        let_others_pass();
+        // A filter may not allow to sleep.
+        if let Some(keeper) = keeper::active().filter(|_| !super::is_filtered()) {
+            keeper.engine.let_others_pass();
+        }
     }
     let given = call(advice);
     // A hole stops neither the first nor the second.
@@ -332,20 +335,6 @@ fn advise(
         let _ = call(DONTNEED);
     }
     given
-}
-
-/// While an event is unread no page can come or go: who raises one after the other lets those go first that wait, a
-/// millisecond or two.
-fn let_others_pass() {
-    const PAUSE: i64 = 50_000;
-    const MOST: usize = 16;
-    let Some(keeper) = keeper::active().filter(|_| !super::is_filtered()) else { return };
-    for _ in 0..MOST {
-        if !keeper.engine.is_held_up() {
-            return;
-        }
-        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: PAUSE });
-    }
 }
 
 const MCL_CURRENT: c_int = raw::MCL_CURRENT as c_int;

@@ -15,11 +15,6 @@ use core::ops::Range;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice as Madvise};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How often, and for how long each time, who gives pages up waits for those that wait for one.
-const PAUSES: usize = 16;
-const PAUSE: Duration = Duration::from_micros(50);
 
 /// Plain old data: what a region can be looked at as.
 ///
@@ -180,9 +175,7 @@ impl Region {
                 if start >= end {
                     return Ok(());
                 }
-                // Those that wait for a page go first.
-                let waits = |_: &usize| self.area.inner.engine().is_held_up();
-                (0..PAUSES).take_while(waits).for_each(|_| std::thread::sleep(PAUSE));
+                self.area.inner.engine().let_others_pass();
                 // SAFETY: ours, and nobody else looks at it.
                 unsafe { madvise(start as *mut _, end - start, Madvise::LinuxDontNeed) }
                     .map_err(|errno| self.refused("giving up pages", end - start, errno))
