@@ -18,6 +18,7 @@ use pageout::stats::{Stats, STATS_BYTES};
 use pageout::sync::{Bell, Lock, LockClass};
 use pageout::wire::{Kind, Message, BYE_ASIDE};
 use rustix::event::Timespec;
+use rustix::fd::AsFd;
 use rustix::io::{fcntl_getfd, Errno};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::futex;
@@ -366,7 +367,7 @@ extern "C" fn keeper(_: usize) -> ! {
     let tie = Tie::new().ok();
     nobody_is_called();
     // SAFETY: it manages what leaves and comes back as it was.
-    let kernel = match unsafe { Linux::open() } {
+    let kernel = match unsafe { Linux::open_on(welcome.userfaultfd.as_ref().map(AsFd::as_fd)) } {
         Ok(kernel) if sys::serves_real_time() => kernel.everywhere().with_growths(remap::growths),
         Ok(kernel) => kernel.with_growths(remap::growths),
         Err(error) => {

@@ -9,7 +9,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, LockClass};
-use pageout::wire::{Kind, Message, Settings, BYE_STOP, DEVICES, NONE};
+use pageout::wire::{Kind, Message, Settings, ANY_USER, BYE_STOP, DEVICES, NONE};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -32,6 +32,9 @@ pub struct Link {
 /// What run says unasked, with the descriptor that came along.
 pub type Unasked = (Message, Option<OwnedFd>);
 
+/// What comes with a `Welcome` at most.
+const MOST_FDS: usize = DEVICES + 3;
+
 /// The connection's descriptor for a last word from anywhere; -1 without one.
 static LAST_WORD: AtomicI32 = AtomicI32::new(-1);
 
@@ -45,6 +48,8 @@ pub struct Welcome {
     pub tree: OwnedFd,
     /// See `tree`.
     pub seat: Option<usize>,
+    /// `/dev/userfaultfd`, where run serves any user's processes.
+    pub userfaultfd: Option<OwnedFd>,
     /// The devices, in the order of the settings.
     pub devices: [Option<OwnedFd>; DEVICES],
 }
@@ -62,17 +67,18 @@ impl Link {
         let link = Self { socket, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
         let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
         link.send(&hello, None)?;
-        let mut fds: [Option<OwnedFd>; DEVICES + 2] = Default::default();
+        let mut fds: [Option<OwnedFd>; MOST_FDS] = Default::default();
         let answer = link.receive(&mut fds, RecvFlags::empty())?;
         let settings = answer.settings().ok_or(Errno::PROTO)?;
         let [stats, tree, rest @ ..] = fds;
         let mut rest = rest.into_iter();
+        let userfaultfd = if settings.flags & ANY_USER != 0 { rest.next().flatten() } else { None };
         let devices = settings.device.map(|device| if device.slots > 0 { rest.next()? } else { None });
         // What was sent with it found no numbers.
         let (stats, tree) = stats.zip(tree).ok_or(Errno::MFILE)?;
         let seat = (answer.a != NONE).then_some(answer.a as usize);
         LAST_WORD.store(link.socket.as_raw_fd(), Relaxed);
-        Ok((link, Welcome { settings, stats, tree, seat, devices }))
+        Ok((link, Welcome { settings, stats, tree, seat, userfaultfd, devices }))
     }
 
     /// The socket.
@@ -99,7 +105,7 @@ impl Link {
 
     fn receive(&self, fds: &mut [Option<OwnedFd>], flags: RecvFlags) -> Result<Message, Errno> {
         let mut message = Message::new(Kind::Bye, 0, 0, 0);
-        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DEVICES + 2))];
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [rustix::io::IoSliceMut::new(message.as_bytes_mut())];
         let got = loop {

@@ -2,15 +2,15 @@
 //! into a directory of the user's alone.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
 
-use crate::directory;
+use crate::directory::{self, Reach};
 use crate::program;
 use crate::say;
 use crate::sys;
@@ -23,16 +23,32 @@ const NAME: &str = concat!("libpageout_agent-", env!("PAGEOUT_AGENT_HASH"), ".so
 const STEM: &str = "libpageout_agent";
 
 /// Where it may be unpacked, best first, and whether the user chose.
-fn candidates() -> (Vec<PathBuf>, bool) {
+fn candidates(reach: Reach) -> (Vec<PathBuf>, bool) {
     match std::env::var_os("PAGEOUT_AGENT_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => (vec![dir.into()], true),
-        None => (directory::cache().into_iter().chain([directory::runtime()]).collect(), false),
+        None => {
+            let cache = directory::cache().filter(|_| reach == Reach::Own);
+            (cache.into_iter().chain([directory::runtime(reach)]).collect(), false)
+        }
     }
 }
 
 /// Where the agent is or, with `dry`, would be; unpacks it if it is not there. `PAGEOUT_AGENT` names another one,
 /// for those who work on it.
-pub fn ready(dry: bool) -> Result<PathBuf> {
+pub fn ready(reach: Reach, dry: bool) -> Result<PathBuf> {
+    let agent = find(reach, dry)?;
+    match directory::shut(&agent).filter(|_| reach == Reach::Any && !dry) {
+        None => Ok(agent),
+        Some(shut) => bail!(
+            "agent: {}: {} keeps other users from it (--any-user); open that to them, or set PAGEOUT_AGENT_DIR to a directory \
+             of your own that they can enter",
+            agent.display(),
+            shut.display()
+        ),
+    }
+}
+
+fn find(reach: Reach, dry: bool) -> Result<PathBuf> {
     if let Some(agent) = std::env::var_os("PAGEOUT_AGENT").filter(|agent| !agent.is_empty()) {
         let named = PathBuf::from(agent);
         let agent = fs::canonicalize(&named)
@@ -52,13 +68,13 @@ pub fn ready(dry: bool) -> Result<PathBuf> {
         }
         return Ok(agent);
     }
-    let (directories, chosen) = candidates();
+    let (directories, chosen) = candidates(reach);
     let mut first = None;
     for directory in directories {
-        let checked = if chosen { directory::check_chosen(&directory) } else { Ok(()) };
+        let checked = if chosen { directory::check_chosen(&directory, reach) } else { Ok(()) };
         let unpacked = checked.and_then(|()| match dry {
             true => named_well(&directory).map(|()| directory.join(NAME)),
-            false => unpack(&directory, BYTES, NAME),
+            false => unpack(&directory, reach, BYTES, NAME),
         });
         match unpacked {
             Ok(path) => return Ok(path),
@@ -84,14 +100,14 @@ fn loadable(path: &Path) -> bool {
 }
 
 /// Writes `bytes` as `name` into `directory`, unless they are there, and checks that they can be run from there.
-pub fn unpack(directory: &Path, bytes: &[u8], name: &str) -> Result<PathBuf> {
+pub fn unpack(directory: &Path, reach: Reach, bytes: &[u8], name: &str) -> Result<PathBuf> {
     let shown = directory.display();
     named_well(directory)?;
-    directory::ensure_private(directory)?;
+    directory::ensure(directory, reach)?;
     let path = directory.join(name);
     let file = match File::open(&path) {
-        Ok(file) if holds(&file, bytes).unwrap_or(false) => file,
-        _ => write(directory, &path, bytes).map_err(|e| anyhow!("{shown}: {}", sys::reason(&e)))?,
+        Ok(file) if holds(&file, reach, bytes).unwrap_or(false) => file,
+        _ => write(directory, reach, &path, bytes).map_err(|e| anyhow!("{shown}: {}", sys::reason(&e)))?,
     };
     sys::probe_executable(&file).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM) => anyhow!("{shown}: on a file system mounted noexec"),
@@ -112,9 +128,11 @@ fn named_well(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Is this all that is in it? A piece at a time: at each start of a program, and new memory costs more than to read.
-fn holds(mut file: &File, bytes: &[u8]) -> std::io::Result<bool> {
-    if file.metadata()?.len() != bytes.len() as u64 {
+/// Is this all that is in it, for those who are to read it? A piece at a time: at each start of a program, and new memory
+/// costs more than to read.
+fn holds(mut file: &File, reach: Reach, bytes: &[u8]) -> std::io::Result<bool> {
+    let about = file.metadata()?;
+    if about.len() != bytes.len() as u64 || about.mode() & reach.mode() != reach.mode() {
         return Ok(false);
     }
     let mut found = [0; 16 << 10];
@@ -129,12 +147,15 @@ fn holds(mut file: &File, bytes: &[u8]) -> std::io::Result<bool> {
 }
 
 /// Writes beside and renames, so that nobody ever loads a part of it.
-fn write(directory: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<File> {
+fn write(directory: &Path, reach: Reach, path: &Path, bytes: &[u8]) -> std::io::Result<File> {
     let beside = directory.join(format!(".agent-{}", std::process::id()));
     let _ = fs::remove_file(&beside);
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).create_new(true).mode(0o700).open(&beside)?;
-    let written = file.write_all(bytes).and_then(|()| fs::rename(&beside, path));
+    let written = file.write_all(bytes);
+    // Whatever the umask takes away.
+    let written = written.and_then(|()| file.set_permissions(Permissions::from_mode(reach.mode())));
+    let written = written.and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
         let _ = fs::remove_file(&beside);
     }
@@ -166,7 +187,6 @@ pub fn preload(before: Option<OsString>, agent: &Path) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn preload_is_appended_to() {
@@ -186,17 +206,17 @@ mod tests {
     fn unpacks_once_and_mends_what_is_wrong() {
         let home = std::env::temp_dir().join(format!("pageout-agent-{}", std::process::id()));
         let directory = home.join("a/b");
-        let path = unpack(&directory, b"agent", "x.so").unwrap();
+        let path = unpack(&directory, Reach::Own, b"agent", "x.so").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"agent");
         assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
         let made = fs::metadata(&path).unwrap().modified().unwrap();
-        unpack(&directory, b"agent", "x.so").unwrap();
+        unpack(&directory, Reach::Own, b"agent", "x.so").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), made);
         fs::write(&path, b"agen").unwrap();
-        unpack(&directory, b"agent", "x.so").unwrap();
+        unpack(&directory, Reach::Own, b"agent", "x.so").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"agent");
         fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
-        let error = unpack(&directory, b"agent", "x.so").unwrap_err().to_string();
+        let error = unpack(&directory, Reach::Own, b"agent", "x.so").unwrap_err().to_string();
         assert!(error.ends_with(&format!("run chmod 700 {}", directory.display())), "{error}");
         fs::remove_dir_all(&home).unwrap();
     }

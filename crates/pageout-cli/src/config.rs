@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail, Context, Result};
 use pageout::api::{Bytes, Spec};
 
-use crate::directory;
+use crate::directory::{self, Reach};
 use crate::memory;
 use crate::options::{SettingOptions, SWAPIN};
 use crate::say;
@@ -36,6 +36,8 @@ pub struct Config {
     pub max_order: u32,
     /// Kill what cannot be preloaded.
     pub strict: bool,
+    /// Serve what runs as another user.
+    pub any_user: bool,
     /// Where the counters go.
     pub stats: Option<PathBuf>,
 }
@@ -74,7 +76,7 @@ impl Written {
 }
 
 /// The settings that there are, by their names in files.
-const NAMES: [&str; 6] = ["memory", "swap", "swapin", "max-order", "strict", "stats"];
+const NAMES: [&str; 7] = ["memory", "swap", "swapin", "max-order", "strict", "any-user", "stats"];
 
 /// All that was written, the strongest source of each name only.
 type Values = HashMap<&'static str, Vec<Written>>;
@@ -111,6 +113,15 @@ impl Config {
         Self::understand(&values)
     }
 
+    /// Whose processes are served.
+    pub fn reach(&self) -> Reach {
+        if self.any_user {
+            Reach::Any
+        } else {
+            Reach::Own
+        }
+    }
+
     fn understand(values: &Values) -> Result<Self> {
         let one = |name| values.get(name).and_then(|all| all.last());
         let default_memory = Written { text: "80%".into(), source: Source::Default };
@@ -123,6 +134,7 @@ impl Config {
             swapin: one("swapin").map_or(Ok(0), swapin)?,
             max_order: one("max-order").map_or(Ok(9), max_order)?,
             strict: one("strict").map_or(Ok(false), yes_or_no)?,
+            any_user: one("any-user").map_or(Ok(false), any_user)?,
             stats: one("stats").map(|w| PathBuf::from(&w.text)),
         })
     }
@@ -197,8 +209,10 @@ fn from_options(options: &SettingOptions) -> Values {
     options.swapin.iter().for_each(|text| put("swapin", text));
     options.max_order.iter().for_each(|text| put("max-order", text));
     options.stats.iter().for_each(|text| put("stats", text));
-    if options.strict {
-        put("strict", &"yes".to_owned());
+    for (name, _) in
+        [("strict", options.strict), ("any-user", options.any_user)].iter().filter(|(_, is_set)| *is_set)
+    {
+        put(name, &"yes".to_owned());
     }
     values
 }
@@ -250,6 +264,14 @@ fn yes_or_no(written: &Written) -> Result<bool> {
     }
 }
 
+fn any_user(written: &Written) -> Result<bool> {
+    let any = yes_or_no(written)?;
+    if any && sys::euid() != 0 {
+        bail!("{}: for root's runs; others' processes stay their user's, so leave it out", written.source);
+    }
+    Ok(any)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,7 +309,7 @@ mod tests {
     fn files_take_known_names_only() {
         let says = |text| parse(Path::new("f"), text).unwrap_err().to_string();
         assert_eq!(says("colour = red"), {
-            "f:1: colour: no such setting; there are memory, swap, swapin, max-order, strict, stats"
+            "f:1: colour: no such setting; there are memory, swap, swapin, max-order, strict, any-user, stats"
         });
         assert_eq!(says("\nmemory"), "f:2: takes lines like memory = 512M");
         assert_eq!(says("swap = \"mem,size=4G\""), "f:1: swap \"mem,size=4G\": takes a value without quotes");

@@ -1,41 +1,74 @@
-//! Directories of the user's own: made with mode 0700, and trusted only if nobody else owns or can enter them.
+//! Directories of the user's own: made with mode 0700, and trusted only if nobody else owns or can enter them; and that of
+//! runs that serve other users' processes, which others can enter, but not change.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 
 use crate::sys;
 
-/// Where sockets are: `$XDG_RUNTIME_DIR/pageout`, or `/tmp/pageout-UID`.
-pub fn runtime() -> PathBuf {
-    match sys::directory_from("XDG_RUNTIME_DIR").filter(|dir| dir.is_dir() && is_out_of_reach(dir)) {
-        Some(dir) => dir.join("pageout"),
-        None => PathBuf::from(format!("/tmp/pageout-{}", sys::euid())),
+/// Whose processes have to come to something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// The user's.
+    Own,
+    /// Anybody's.
+    Any,
+}
+
+impl Reach {
+    /// The permissions of what is made for them.
+    pub fn mode(self) -> u32 {
+        match self {
+            Self::Own => 0o700,
+            Self::Any => 0o755,
+        }
+    }
+}
+
+/// Where sockets are: `$XDG_RUNTIME_DIR/pageout`, or `/tmp/pageout-UID`; for any user's processes `$XDG_RUNTIME_DIR/pageout-any`
+/// where others can enter that, or `/run/pageout`.
+pub fn runtime(reach: Reach) -> PathBuf {
+    let named = sys::directory_from("XDG_RUNTIME_DIR").filter(|dir| dir.is_dir() && is_out_of_reach(dir));
+    match reach {
+        Reach::Own => match named {
+            Some(dir) => dir.join("pageout"),
+            None => PathBuf::from(format!("/tmp/pageout-{}", sys::euid())),
+        },
+        Reach::Any => match named.filter(|dir| shut(dir).is_none()) {
+            Some(dir) => dir.join("pageout-any"),
+            None => PathBuf::from("/run/pageout"),
+        },
     }
 }
 
 /// Where sockets of the user's runs may be, the likeliest first: some are begun by who has no `XDG_RUNTIME_DIR` (cron,
 /// sudo) and looked at by who has the usual one, or the other way round.
-pub fn runtimes() -> Vec<PathBuf> {
-    let likeliest = runtime();
+pub fn runtimes() -> Vec<(PathBuf, Reach)> {
+    let likeliest = (runtime(Reach::Own), Reach::Own);
     let user = sys::euid();
     let usual = [format!("/run/user/{user}/pageout"), format!("/tmp/pageout-{user}")].map(PathBuf::from);
-    let is_usual = usual.contains(&likeliest);
-    let others =
-        usual.into_iter().filter(|other| is_usual && *other != likeliest && check_private(other).is_ok());
+    let is_usual = usual.contains(&likeliest.0);
+    let others = usual.into_iter().filter(|other| is_usual && *other != likeliest.0);
+    let others = others.map(|other| (other, Reach::Own));
+    let any = (user == 0).then(|| (runtime(Reach::Any), Reach::Any));
+    let others = others.chain(any).filter(|(other, reach)| check(other, *reach).is_ok());
     std::iter::once(likeliest.clone()).chain(others).collect()
 }
 
 /// [`runtime`], made if it is not there: what is wrong with it, and what to do, if it is of no use.
-pub fn ready_runtime() -> Result<PathBuf> {
-    let path = runtime();
+pub fn ready_runtime(reach: Reach) -> Result<PathBuf> {
+    let path = runtime(reach);
     let shown = path.display();
-    let remedy = "set XDG_RUNTIME_DIR to a directory of your own";
+    let remedy = match reach {
+        Reach::Own => "set XDG_RUNTIME_DIR to a directory of your own",
+        Reach::Any => "set XDG_RUNTIME_DIR to a directory of your own that others can enter",
+    };
     // What is there says by itself what to do.
-    ensure_private(&path).map_err(|e| if path.exists() { e } else { anyhow!("{e}; {remedy}") })?;
+    ensure(&path, reach).map_err(|e| if path.exists() { e } else { anyhow!("{e}; {remedy}") })?;
     sys::may_access(&path, libc::W_OK).map_err(|e| anyhow!("{shown}: {}; {remedy}", sys::reason(&e)))?;
     Ok(path)
 }
@@ -69,40 +102,50 @@ pub fn is_trusted(user: u32) -> bool {
     user == 0 || user == sys::euid() || fs::metadata("/").is_ok_and(|root| root.uid() == user)
 }
 
-/// Makes `path`, and what it lies in, if it is not there, and checks that it is the user's alone.
-pub fn ensure_private(path: &Path) -> Result<()> {
+/// What keeps other users from coming to a file or directory, if anything does: that, or one in which it lies.
+pub fn shut(path: &Path) -> Option<PathBuf> {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let is_shut = |about: fs::Metadata| about.mode() & if about.is_dir() { 0o001 } else { 0o004 } == 0;
+    real.ancestors().find(|at| fs::metadata(at).is_ok_and(is_shut)).map(Path::to_owned)
+}
+
+/// Makes `path`, and what it lies in, if it is not there, and checks that it is the user's alone, to enter or to change.
+pub fn ensure(path: &Path, reach: Reach) -> Result<()> {
     let shown = path.display();
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.map_err(|e| anyhow!("{}: cannot be made: {}", parent.display(), sys::reason(&e)))?;
     }
-    match DirBuilder::new().mode(0o700).create(path) {
+    match DirBuilder::new().mode(reach.mode()).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             bail!("{shown}: cannot be made: {}", sys::reason(&error))
         }
-        _ => {}
+        Err(_) => {}
+        // Whatever the umask takes away.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(reach.mode()))
+            .map_err(|error| anyhow!("{shown}: {}", sys::reason(&error)))?,
     }
-    check_private(path)
+    check(path, reach)
 }
 
-/// Checks that a directory is the user's alone.
-pub fn check_private(path: &Path) -> Result<()> {
-    match flaw(path)? {
+/// Checks that a directory is the user's alone, to enter or to change.
+pub fn check(path: &Path, reach: Reach) -> Result<()> {
+    match flaw(path, reach)? {
         Some((cause, remedy)) => bail!("{}: {cause}; {remedy}", path.display()),
         None => Ok(()),
     }
 }
 
 /// The same of one that the user chose, if it is there: it may hold what is not ours to shut or to remove.
-pub fn check_chosen(path: &Path) -> Result<()> {
-    match fs::symlink_metadata(path).is_ok().then(|| flaw(path)).transpose()?.flatten() {
+pub fn check_chosen(path: &Path, reach: Reach) -> Result<()> {
+    match fs::symlink_metadata(path).is_ok().then(|| flaw(path, reach)).transpose()?.flatten() {
         Some((cause, _)) => bail!("{}: {cause}", path.display()),
         None => Ok(()),
     }
 }
 
 /// What is wrong with a directory, and what to do if it is ours.
-fn flaw(path: &Path) -> Result<Option<(String, String)>> {
+fn flaw(path: &Path, reach: Reach) -> Result<Option<(String, String)>> {
     let shown = path.display();
     // A link that somebody put there is no directory of ours.
     let about = fs::symlink_metadata(path).with_context(|| shown.to_string())?;
@@ -114,7 +157,11 @@ fn flaw(path: &Path) -> Result<Option<(String, String)>> {
         return Ok(Some(("belongs to another user".into(), remedy.into())));
     }
     let mode = about.mode() & 0o7777;
-    let open = (mode & 0o077 != 0)
-        .then(|| (format!("others can enter it (mode {mode:04o})"), format!("run chmod 700 {shown}")));
-    Ok(open)
+    let cause = match reach {
+        Reach::Own if mode & 0o077 != 0 => "others can enter it",
+        Reach::Any if mode & 0o022 != 0 => "others can change it",
+        Reach::Any if mode & 0o055 != 0o055 => "others cannot enter it",
+        _ => return Ok(None),
+    };
+    Ok(Some((format!("{cause} (mode {mode:04o})"), format!("run chmod {:o} {shown}", reach.mode()))))
 }

@@ -64,19 +64,23 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         findings.lack_by("/proc", &error, "");
     }
     userfaultfd(&mut findings);
+    if let Err(error) = kernel::device_for_all(config.reach()) {
+        findings.lack_by("other users", &error, "");
+    }
     huge_pages(&mut findings);
     io_uring(&mut findings);
     memory_limits(&mut findings, &config);
     resource_limits(&mut findings);
     swap(&mut findings, &config);
-    match serve::probe_socket() {
+    let reach = config.reach();
+    match serve::probe_socket(reach) {
         Ok(directory) => findings.good("socket", format_args!("in {}", directory.display())),
         Err(error) => findings.lack_by("socket", &error, ""),
     }
     if let Some(Err(error)) = config.stats.as_deref().map(Place::check) {
         findings.lack_by("statistics", &error, "");
     }
-    match agent::ready(false) {
+    match agent::ready(reach, false) {
         Ok(path) => findings.good("agent", format_args!("unpacked as {}", path.display())),
         Err(error) => findings.lack_by("agent", &error, ""),
     }

@@ -1,9 +1,13 @@
 //! What the kernel must have.
 
+use std::io;
+use std::os::fd::OwnedFd;
+
 use anyhow::{anyhow, bail, Result};
 use pageout::kernel::NEEDED;
 use pageout_uffd::{Features, Uffd};
 
+use crate::directory::Reach;
 use crate::sys;
 
 /// Refuses a kernel that lacks something, or does not let this user have it.
@@ -13,6 +17,17 @@ pub fn check() -> Result<()> {
         Ok(offered) => judge(offered, &sys::kernel_release()),
         Err(error) => Err(anyhow!("{error}, or run \"pageout doctor\"")),
     }
+}
+
+/// `/dev/userfaultfd`, for processes of users who may not open it themselves; none is needed for one's own.
+pub fn device_for_all(reach: Reach) -> Result<Option<OwnedFd>> {
+    if reach == Reach::Own {
+        return Ok(None);
+    }
+    Uffd::open_device().map(Some).map_err(|errno| {
+        let why = sys::reason(&io::Error::from(errno));
+        anyhow!("--any-user: /dev/userfaultfd: {why}; in a container pass --device /dev/userfaultfd")
+    })
 }
 
 /// Refuses a /proc in which processes have other numbers than here.

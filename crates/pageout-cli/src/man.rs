@@ -118,7 +118,10 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              nears the limit, and a line says so: it would read zeros. Only beside another thread's fork(2) code \
              that is of no file, was written to, or is of a file that has changed since, is not noticed.",
             "A process that becomes another user and then executes a program cannot reach the agent any more: that \
-             program runs outside the limit, and a line says so.",
+             program runs outside the limit, and a line says so. With --any-user, in root's runs, it is limited like the others. \
+             Its user, all of whose processes can come to its descriptors, can then read and change what the whole tree has in swap, root's \
+             programs too: for trees whose users trust each other, as a container's. A process that becomes another user \
+             and forks without executing a program first is as before: all its memory comes home for that.",
             "A run is one domain of trust: its processes share one swap, and the engine of each has the rights that the process began \
              with, on the same memory. Hostile code in a process that has given up rights by itself (setuid(2), seccomp(2)) can \
              take them back: put the sandbox around pageout run.",
@@ -166,7 +169,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         "ENVIRONMENT",
         &[
             "PAGEOUT_MEMORY, PAGEOUT_SWAP (several with ; between them), PAGEOUT_SWAPIN, PAGEOUT_MAX_ORDER, \
-             PAGEOUT_STRICT (yes or no), PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
+             PAGEOUT_STRICT (yes or no), PAGEOUT_ANY_USER (the same), PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
              a file.",
             "TMPDIR: where the default swap file is made. PAGEOUT_AGENT_DIR: where the agent is unpacked; it must not \
              be mounted noexec. PAGEOUT_AGENT: another agent, for those who work on it. XDG_RUNTIME_DIR, \
@@ -177,8 +180,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         "FILES",
         &[
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
-             repeated), swapin, max-order, strict (yes or no) and stats. A line that begins with # is a comment.",
-            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent.",
+             repeated), swapin, max-order, strict (yes or no), any-user (the same) and stats. A line that begins with # is a comment.",
+            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent. With --any-user both are in \
+             /run/pageout, or in $XDG_RUNTIME_DIR/pageout-any where others can enter that.",
         ],
     ),
     (

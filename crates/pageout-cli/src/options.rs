@@ -119,6 +119,11 @@ pub struct SettingOptions {
     #[arg(long)]
     pub strict: bool,
 
+    /// Limit descendants, too, that execute programs as another user. For root's runs; such can read what the others have
+    /// in swap
+    #[arg(long)]
+    pub any_user: bool,
+
     /// At exit write the counters to FILE as JSON; - is standard error, as a table
     #[arg(long, value_name = "FILE")]
     pub stats: Option<String>,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use pageout::api::{Bytes, Spec};
-use pageout::wire::{DeviceSettings, Settings, ASKED_HUGE_ONLY, DEVICES, ENV_RUN};
+use pageout::wire::{DeviceSettings, Settings, ANY_USER, ASKED_HUGE_ONLY, DEVICES, ENV_RUN};
 
 use crate::agent;
 use crate::config::Config;
@@ -102,11 +102,12 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, config.limit_bytes, index));
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
-    let agent = agent::ready(false)?;
+    let device_for_all = kernel::device_for_all(config.reach())?;
+    let agent = agent::ready(config.reach(), false)?;
     let settings = settings(&config);
     let names: Vec<String> = devices.iter().map(Device::shown).collect();
     say::info(format_args!("limit {}, swap to {}", Bytes(config.limit_bytes), names.join(", ")));
-    let mut server = Server::start(devices, settings)?;
+    let mut server = Server::start(devices, settings, device_for_all)?;
 
     let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
     let signals = Signals::block(&watched).context("signals")?;
@@ -140,7 +141,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
     server.set_main(main, name.to_string_lossy().into_owned());
-    let strays = Strays::new(config.strict, &agent, server.socket_path(), &earlier);
+    let strays = Strays::new(&config, &agent, server.socket_path(), &earlier);
     let status = look_after(main, (&signals, witness), &mut server, strays);
     server.close();
     let status = status?;
@@ -254,7 +255,9 @@ fn settings(config: &Config) -> Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
-        flags: if is_asked_only { ASKED_HUGE_ONLY } else { 0 },
+        flags: [(ASKED_HUGE_ONLY, is_asked_only), (ANY_USER, config.any_user)]
+            .into_iter()
+            .fold(0, |flags, (flag, is_set)| if is_set { flags | flag } else { flags }),
         device: [DeviceSettings::default(); DEVICES],
     }
 }
@@ -285,6 +288,6 @@ fn dry_run(config: &Config, specs: &[Spec], program: &Path) -> Result<i32> {
         let (name, size) = Device::plan(spec, config.limit_bytes, &specs[..index])?;
         say::print(format_args!("swap     {name}, up to {size}\n"));
     }
-    say::print(format_args!("agent    {}\n", agent::ready(true)?.display()));
+    say::print(format_args!("agent    {}\n", agent::ready(config.reach(), true)?.display()));
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! The user's running trees: finding them by their sockets, and asking them.
 //!
-//! Only the user's own runtime directories are looked into, and only if nobody else can enter them.
+//! Only the user's own runtime directories are looked into, and only if nobody else can change what is there.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -137,8 +137,8 @@ type Found = (Vec<(Run, View)>, Vec<(i32, String)>);
 fn all(number: Option<i32>) -> Result<Found> {
     let (mut connected, mut runs, mut silent) = (Vec::new(), Vec::new(), Vec::new());
     let mut entries = Vec::new();
-    for directory in directory::runtimes().into_iter().filter(|directory| directory.exists()) {
-        directory::check_private(&directory)?;
+    for (directory, reach) in directory::runtimes().into_iter().filter(|(directory, _)| directory.exists()) {
+        directory::check(&directory, reach)?;
         entries.extend(fs::read_dir(&directory).with_context(|| directory.display().to_string())?);
     }
     for entry in entries {
@@ -199,7 +199,7 @@ pub fn one(id: Option<&str>) -> Result<(Run, View)> {
     }
     runs.pop().ok_or_else(|| {
         let looked: Vec<String> =
-            directory::runtimes().iter().map(|directory| directory.display().to_string()).collect();
+            directory::runtimes().iter().map(|(directory, _)| directory.display().to_string()).collect();
         anyhow!("no tree of yours is running (no socket in {})", looked.join(", "))
     })
 }

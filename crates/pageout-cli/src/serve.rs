@@ -7,8 +7,10 @@
 //! Never waits for a process: sends and receives do not block, so one that is stopped stops nobody else.
 
 use std::collections::HashSet;
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +25,7 @@ use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE
 
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
-use crate::directory;
+use crate::directory::{self, Reach};
 use crate::memory;
 use crate::mounts::Mounts;
 use crate::report::{Counters, Report};
@@ -78,6 +80,8 @@ pub struct Server {
     mounts: Mounts,
     bequests: Bequests,
     settings: Settings,
+    /// `/dev/userfaultfd`, if any user's processes are served.
+    device_for_all: Option<OwnedFd>,
     seats: Seats,
     /// Somebody got no trunk, and when all were last asked for those that they do not need.
     is_short: bool,
@@ -99,7 +103,7 @@ struct Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -232,9 +236,9 @@ enum Watched {
 }
 
 impl Server {
-    /// A server that listens in the user's runtime directory.
-    pub fn start(devices: Vec<Device>, settings: Settings) -> Result<Self> {
-        let listener = listen()?;
+    /// A server that listens in the user's runtime directory, or, with `/dev/userfaultfd`, in that for any user's processes.
+    pub fn start(devices: Vec<Device>, settings: Settings, device_for_all: Option<OwnedFd>) -> Result<Self> {
+        let listener = listen(if device_for_all.is_some() { Reach::Any } else { Reach::Own })?;
         let page = new_stats().context("counters")?.1;
         Ok(Self {
             listener,
@@ -256,6 +260,7 @@ impl Server {
             report: Report::new(page.stats(), settings.limit_bytes),
             seats: Seats::new(settings.limit_bytes).context("counters")?,
             settings,
+            device_for_all,
             is_short: false,
             called_in: Instant::now(),
             oom_kills: memory::oom_kills(),
@@ -429,8 +434,7 @@ impl Server {
                 },
             };
             let Ok((peer, uid)) = sys::peer_of(socket.as_fd()) else { continue };
-            let me = std::process::id() as i32;
-            if uid == sys::euid() || tree::descends_from(peer, me) {
+            if uid == sys::euid() || is_below_us(socket.as_fd(), peer) {
                 self.connections.push(Connection {
                     socket,
                     peer,
@@ -441,7 +445,8 @@ impl Server {
                     switching: None,
                 });
             } else {
-                say::warning(format_args!("process {peer} of user {uid} is not of this run; turned away"));
+                // Anybody may come here as often as he likes.
+                say::info(format_args!("process {peer} of user {uid} is not of this run; turned away"));
             }
         }
     }
@@ -599,7 +604,9 @@ impl Server {
         // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
         let client = connection.client.insert(client);
         self.unlimited.forget(client.pid);
-        let shared = [page.as_fd(), self.seats.file()];
+        let shared = [page.as_fd(), self.seats.file()]
+            .into_iter()
+            .chain(self.device_for_all.as_ref().map(AsFd::as_fd));
         if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
             say::warning(format_args!(
                 "more than {SEATS} processes: each one more may have all of the limit for itself"
@@ -607,7 +614,7 @@ impl Server {
         }
         let (settings, given) = self.mounts.settings(&self.settings);
         client.has = given;
-        let files: Vec<_> = shared.into_iter().chain(self.mounts.files(given)).collect();
+        let files: Vec<_> = shared.chain(self.mounts.files(given)).collect();
         let answer = Message::welcome(client.seat, &settings);
         sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
         say::debug(format_args!("{} ({}): served", client.pid, client.name));
@@ -833,6 +840,12 @@ impl Server {
     }
 }
 
+/// Is who connected of the tree? Its number may be another's if it has ended.
+fn is_below_us(socket: BorrowedFd<'_>, peer: i32) -> bool {
+    let me = std::process::id() as i32;
+    tree::descends_from(peer, me) && PidFd::of_peer(socket).is_ok_and(|peer| !peer.has_ended())
+}
+
 fn kill(client: &Client) {
     if let Some(pidfd) = &client.pidfd {
         pidfd.kill(libc::SIGKILL);
@@ -881,21 +894,21 @@ fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
 }
 
 /// Whether a run could listen, and in which directory.
-pub fn probe_socket() -> Result<PathBuf> {
-    listen().map(|listener| listener.path.parent().expect("a file in a directory").to_owned())
+pub fn probe_socket(reach: Reach) -> Result<PathBuf> {
+    listen(reach).map(|listener| listener.path.parent().expect("a file in a directory").to_owned())
 }
 
 /// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed. One at a
 /// time: a socket that is bound and does not listen yet refuses as one does that was left behind.
-fn listen() -> Result<Listener> {
-    let directory = directory::ready_runtime()?;
+fn listen(reach: Reach) -> Result<Listener> {
+    let directory = directory::ready_runtime(reach)?;
     let _turn = sys::lock(&directory).ok();
-    for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_socket = path.extension().is_some_and(|extension| extension == "sock");
         let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
         if is_socket && sys::connect_to(&path).is_err_and(refused) {
-            let _ = std::fs::remove_file(&path);
+            let _ = fs::remove_file(&path);
         }
     }
     let pid = std::process::id();
@@ -904,7 +917,15 @@ fn listen() -> Result<Listener> {
     let mut last = None;
     for path in names.map(|name| directory.join(name)) {
         match sys::listen_at(&path) {
-            Ok(socket) => return Ok(Listener { socket, path }),
+            Ok(socket) => {
+                let listener = Listener { socket, path };
+                if reach == Reach::Any {
+                    // Whoever connects is looked at: see `accept`.
+                    fs::set_permissions(&listener.path, Permissions::from_mode(0o666))
+                        .map_err(|e| anyhow!("{}: {}", listener.path.display(), sys::reason(&e)))?;
+                }
+                return Ok(listener);
+            }
             Err(error) => last = Some((path, error)),
         }
     }

@@ -12,6 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::config::Config;
+use crate::directory::Reach;
 use crate::program;
 use crate::say;
 use crate::sys::{self, PidFd};
@@ -35,6 +37,7 @@ const SHARE: u32 = 50;
 #[derive(Debug)]
 pub struct Strays {
     strict: bool,
+    reach: Reach,
     /// The file of the agent, and the socket where it says hello.
     agent: PathBuf,
     socket: PathBuf,
@@ -71,12 +74,13 @@ enum Stage {
 
 impl Strays {
     /// Nothing seen yet. `strict`: kill them. The children that we had `earlier` are not ours to judge.
-    pub fn new(strict: bool, agent: &Path, socket: &Path, earlier: &[Process]) -> Self {
+    pub fn new(config: &Config, agent: &Path, socket: &Path, earlier: &[Process]) -> Self {
         let earlier = earlier.iter().map(|process| (process.pid, process.started)).collect();
         let (agent, socket) = (agent.to_owned(), socket.to_owned());
         let (interval, next) = (SHORTEST, Instant::now() + SHORTEST);
         Self {
-            strict,
+            strict: config.strict,
+            reach: config.reach(),
             agent,
             socket,
             interval,
@@ -205,7 +209,7 @@ impl Strays {
 
     fn stage(&self, process: &Process) -> Stage {
         let pid = process.thread;
-        let loaded = match why_not_preloaded(pid, &self.agent) {
+        let loaded = match why_not_preloaded(pid, &self.agent, self.reach) {
             None => Loaded::of(pid, "smaps", &self.agent),
             Some(_) => None,
         };
@@ -220,7 +224,7 @@ impl Strays {
 
     /// Why a process has no keeper.
     fn reason(&self, pid: i32) -> String {
-        if let Some(why) = why_not_preloaded(pid, &self.agent) {
+        if let Some(why) = why_not_preloaded(pid, &self.agent, self.reach) {
             return why;
         }
         if !Loaded::of(pid, "maps", &self.agent).is_some_and(|loaded| loaded.agent) {
@@ -325,13 +329,14 @@ fn exe(pid: i32) -> PathBuf {
 }
 
 /// What kept the agent from being preloaded into a process, or from working there; a process that has gone was told nothing.
-fn why_not_preloaded(pid: i32, agent: &Path) -> Option<String> {
+fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
     if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
         return Some(format!("{obstacle}, so pageout cannot be preloaded"));
     }
-    if let Some(user) = user_of(pid).filter(|user| *user != sys::euid()) {
+    if let Some(user) = user_of(pid).filter(|user| reach == Reach::Own && *user != sys::euid()) {
+        let remedy = if sys::euid() == 0 { ", or with --any-user" } else { "" };
         return Some(format!(
-            "runs as another user than pageout ({user}), who cannot reach its run (run pageout as that user)"
+            "runs as another user than pageout ({user}), who cannot reach its run (run pageout as that user{remedy})"
         ));
     }
     if !has_our_root(pid) {

@@ -551,6 +551,19 @@ impl PidFd {
         unsafe { Ok(Self(own(check(libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32)?))) }
     }
 
+    /// The process that connected at the other end of a socket (Linux 6.5).
+    pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        const SO_PEERPIDFD: i32 = 77;
+        let mut fd: RawFd = -1;
+        let mut len = size_of::<RawFd>() as libc::socklen_t;
+        let (socket, level) = (socket.as_raw_fd(), libc::SOL_SOCKET);
+        // SAFETY: room for one descriptor, and its length; it is new and ours.
+        unsafe {
+            check(libc::getsockopt(socket, level, SO_PEERPIDFD, (&raw mut fd).cast(), &mut len))?;
+            Ok(Self(own(fd)))
+        }
+    }
+
     /// Sends it a signal; no error if it has ended.
     pub fn kill(&self, signal: i32) {
         let none = std::ptr::null::<libc::siginfo_t>();

@@ -187,22 +187,29 @@ pub fn descends_from(pid: i32, root: i32) -> bool {
 /// What we call the process that `peer` calls `pid`: they are in one namespace of process numbers, but it need not be
 /// ours.
 pub fn translate(pid: i32, peer: i32) -> Option<i32> {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let theirs = namespace(peer)?;
-    if namespace(std::process::id() as i32) == Some(theirs.clone()) {
+    // Who has one number has it here; another user's namespace might not be shown to us.
+    let numbers = sys::text_of(format!("/proc/{peer}/status"))?;
+    if pids(&numbers)?.count() == 1 {
         return Some(pid);
     }
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let theirs = namespace(peer)?;
     let entries = fs::read_dir("/proc").ok()?;
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
+    let all = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    all.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
         sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status))
             == Some(pid)
     })
 }
 
+/// A process's numbers, from ours to that in its innermost namespace.
+fn pids(status: &str) -> Option<std::str::SplitWhitespace<'_>> {
+    Some(status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace())
+}
+
 /// A process's number in its innermost namespace.
 fn innermost_pid(status: &str) -> Option<i32> {
-    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+    pids(status)?.last()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ fn environment_and_files() {
     });
     fs::write(file, "speed = 9").unwrap();
     refused(&place, &["--config", file, "true"], 125, {
-        &format!("{file}:1: speed: no such setting; there are memory, swap, swapin, max-order, strict, stats")
+        &format!("{file}:1: speed: no such setting; there are memory, swap, swapin, max-order, strict, any-user, stats")
     });
     refused(&place, &["--config", "gone", "true"], 125, {
         "gone: cannot be read: no such file or directory; name another with --config or PAGEOUT_CONFIG"

@@ -506,6 +506,41 @@ fn stops_and_goes_on_with_its_group() {
     assert_eq!((ended.out.as_str(), ended.status), ("on\n", 0));
 }
 
+/// As what begins in a container does (gosu, su-exec): root makes ready and becomes somebody else.
+#[test]
+fn who_becomes_another_user_is_limited_if_any_may_be() {
+    if !common::is_root() {
+        eprintln!("skipped: not root");
+        return;
+    }
+    let place = Place::new();
+    let open = std::env::temp_dir().join(format!("pageout-any-{}", std::process::id()));
+    fs::create_dir(&open).unwrap();
+    common::set_mode(&open, 0o755);
+    let work = "BEGIN { for (i = 0; i < 900000; i++) a[i] = i \" of many\"; for (i = 0; i < 900000; i++) n += a[i] == i \" of many\"; \
+                print n; system(\"id -u\"); while ((getline line < \"/proc/self/status\") > 0) if (line ~ /VmHWM/) print line }";
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "awk", work];
+    let few = "--bounding-set=-all,+setuid,+setgid,+setpcap,+kill,+dac_override,+chown";
+    for (around, settings) in
+        [(&[][..], ""), (&["setpriv", few], ""), (&[], "strict = yes\nany-user = yes\n")]
+    {
+        let config = place.file("settings", settings.as_bytes(), 0o600);
+        let mut command = place.prepared("env");
+        command.args(around).args([env!("CARGO_BIN_EXE_pageout"), "run", "-m", "32M", "-s", "mem,size=1G"]);
+        command.arg("--config").arg(config);
+        command.args((settings.is_empty()).then_some("--any-user")).args(user);
+        let ended = finish(
+            command.current_dir(place.path("")).env("XDG_RUNTIME_DIR", &open).env_remove("PAGEOUT_AGENT"),
+        );
+        let peak =
+            ended.out.lines().nth(2).and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        assert!(ended.out.starts_with("900000\n65534\nVmHWM:"), "{}{}", ended.out, ended.err);
+        assert!(peak.is_some_and(|kib| kib < 64 << 10), "{}", ended.out);
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    }
+    fs::remove_dir_all(&open).unwrap();
+}
+
 #[test]
 fn the_embedded_agent_is_unpacked_for_the_user_alone() {
     use std::os::unix::fs::PermissionsExt;

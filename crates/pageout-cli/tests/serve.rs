@@ -848,7 +848,8 @@ fn is_told_of(role: &str, line: &str) {
 
 #[test]
 fn descendants_of_another_user_are_told_of() {
-    let line = "(sleep): runs as another user than pageout (65534), who cannot reach its run (run pageout as that user)";
+    let line = "(sleep): runs as another user than pageout (65534), who cannot reach its run (run pageout as that user, \
+                or with --any-user)";
     is_told_of("other user", line);
 }
 

@@ -8,7 +8,8 @@
 //! keeper                                   run
 //!   Hello {pid, keeper, VERSION}      ──►
 //!                                     ◄──  Welcome {seat | NONE, Settings}
-//!                                          + [statistics memfd, tree memfd, device 0, device 1, ...]
+//!                                          + [statistics memfd, tree memfd, /dev/userfaultfd if ANY_USER,
+//!                                             device 0, device 1, ...]
 //!   Lease {serial}                    ──►                        (a trunk: a piece of a device, 2 to 64 MiB)
 //!                                     ◄──  Leased {serial, first trunk | NONE, how many}
 //!   Return {serial, trunk}            ──►                        no slot of it has a name, in no process
@@ -47,7 +48,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 11;
+pub const VERSION: u64 = 12;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -234,6 +235,9 @@ impl Message {
 /// Whoever began the run has said that only memory that asks for huge pages gets them (PR_THP_DISABLE_EXCEPT_ADVISED).
 pub const ASKED_HUGE_ONLY: u64 = 1;
 
+/// Processes of any user are served: `/dev/userfaultfd` comes along for those who may not open it.
+pub const ANY_USER: u64 = 2;
+
 /// What a keeper must know about the run. Plain integers: it crosses a process border.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,7 +248,7 @@ pub struct Settings {
     pub swapin: u32,
     /// Largest order, 0 to 9.
     pub max_order: u32,
-    /// [`ASKED_HUGE_ONLY`].
+    /// [`ASKED_HUGE_ONLY`], [`ANY_USER`].
     pub flags: u64,
     /// The devices by their numbers; those that have slots have a descriptor, in this order.
     pub device: [DeviceSettings; DEVICES],

@@ -267,7 +267,23 @@ impl Linux {
     /// # Errors
     /// See [`LinuxError`].
     pub unsafe fn open() -> Result<Self, LinuxError> {
-        let uffd = Uffd::open(NEEDED, true).map_err(LinuxError::Userfaultfd)?;
+        // SAFETY: by contract.
+        unsafe { Self::open_on(None) }
+    }
+
+    /// The same by a `/dev/userfaultfd` that somebody has opened, where there is one: it need not be this user's to open.
+    ///
+    /// # Safety
+    /// As for [`Linux::open`].
+    ///
+    /// # Errors
+    /// See [`LinuxError`].
+    pub unsafe fn open_on(device: Option<BorrowedFd<'_>>) -> Result<Self, LinuxError> {
+        let uffd = match device {
+            Some(device) => Uffd::open_on(device, NEEDED, true),
+            None => Uffd::open(NEEDED, true),
+        };
+        let uffd = uffd.map_err(LinuxError::Userfaultfd)?;
         Self::with(uffd, open_proc("pagemap", c"/proc/self/pagemap")?)
     }
 
