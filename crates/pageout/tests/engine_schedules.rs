@@ -310,6 +310,34 @@ fn neighbours_in_different_mappings_leave() {
     end(&world);
 }
 
+/// Calls of the kernel for a block that comes in by one request, with a border of mappings at page 241.
+fn calls_over_a_border(executable: u32) -> usize {
+    let world = world(|plan| Plan { chunks: 50, huge: 0, swapin: Swapin::Always, executable, ..plan });
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    touch(&world, 0, 0, 512, true);
+    world.settle();
+    evict_all(&world);
+    kernel.mprotect(kernel.program_base() + 241 * 4096, 271 * 4096, true);
+    world.calls.store(0, Relaxed);
+    touch(&world, 0, 100, 1, false);
+    world.settle();
+    let calls = world.calls.load(Relaxed);
+    let tag = |page: usize| world.word(kernel.program_base() + page * 4096).unwrap().tag();
+    assert_eq!((0..512).find(|page| tag(*page) != Tag::Resident), None, "all came");
+    world.check();
+    end(&world);
+    calls
+}
+
+#[test]
+fn what_comes_in_over_a_border_of_mappings_comes_in_pieces() {
+    for executable in [0, 1] {
+        let calls = calls_over_a_border(executable);
+        assert!(calls < 60, "{calls}");
+    }
+}
+
 /// A quarter of the addresses has been written and is out, half of them are free.
 fn world_with_room() -> Arc<World> {
     let world = world(|plan| plan);

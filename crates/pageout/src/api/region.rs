@@ -240,7 +240,7 @@ impl Region {
         stats
     }
 
-    /// The pages of `range`, outwards, as addresses.
+    /// The pages of `range`, outwards, as addresses; none for an empty one.
     fn pages(&self, range: &Range<usize>) -> Result<(usize, usize), Error> {
         if self.area.inner.is_foreign() {
             return Err(Error::Forked);
@@ -250,7 +250,8 @@ impl Region {
             return Err(Error::Range { start, end, len: self.len });
         }
         let base = self.area.mapping().start();
-        Ok((page_start(base + start), (base + end).next_multiple_of(PAGE)))
+        let first = page_start(base + start);
+        Ok((first, if start == end { first } else { (base + end).next_multiple_of(PAGE) }))
     }
 
     /// Has every page of a range come in, as a touch by this thread would.

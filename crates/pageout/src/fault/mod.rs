@@ -466,7 +466,10 @@ impl Server {
             match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), false) {
                 Brought::Done(_) => backoff = Backoff::new(),
                 Brought::Pending => backoff.snooze(),
-                Brought::NoFrame | Brought::NoHuge => engine.grow_frames(),
+                Brought::NoFrame | Brought::NoHuge => {
+                    engine.grow_frames();
+                    backoff.snooze();
+                }
             }
         }
     }

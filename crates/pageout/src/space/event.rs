@@ -112,15 +112,9 @@ fn forget_page<K: Kernel>(
 fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: usize, len: usize) {
     regions.remove(to, to + len);
     forget(engine, to, to + len, Word::forget);
-    let mut moved = alloc::vec::Vec::new();
-    for region in regions.iter() {
-        let (start, end) = (region.start.max(from), region.end.min(from + len));
-        if start < end {
-            moved.push((start, end));
-        }
-    }
+    let moved: alloc::vec::Vec<Region> = regions.within(from, from + len).collect();
     regions.remove(from, from + len);
-    for (start, end) in moved {
+    for Region { start, end } in moved {
         regions.insert(Region { start: to + (start - from), end: to + (end - from) });
     }
     for (block_start, block) in engine.space.blocks(from, from + len) {

@@ -407,8 +407,8 @@ impl<K: Kernel> Engine<K> {
         (brought, whole)
     }
 
-    /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of).
-    /// Pages done, whether by MOVE, and what stopped it.
+    /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of); of half as many where
+    /// neither can, for they may lie over a border of mappings. Pages done, whether by MOVE, and what stopped it.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
         if pages == 1 && (!self.is_full() || self.is_copied()) {
             return self.map_copy(to, from, 1);
@@ -425,11 +425,18 @@ impl<K: Kernel> Engine<K> {
             Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::EXIST) => {
                 (0, true, Some(partial.errno))
             }
-            // It can be executed, as the frames cannot.
-            Err(Partial { errno: Errno::INVAL, .. }) if self.frames.has_executable() => {
-                self.map_by_copy(to, from, pages)
+            Err(Partial { errno, .. }) => {
+                // It can be executed, as the frames cannot.
+                let copied = match errno == Errno::INVAL && self.frames.has_executable() {
+                    true => self.map_by_copy(to, from, pages),
+                    false => self.map_copy(to, from, pages),
+                };
+                match copied {
+                    (0, _, Some(Errno::AGAIN | Errno::EXIST)) => copied,
+                    (0, _, Some(_)) if pages > 1 => self.map(to, from, pages / 2),
+                    _ => copied,
+                }
             }
-            Err(_) => self.map_copy(to, from, 1),
         }
     }
 
