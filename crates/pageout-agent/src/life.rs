@@ -194,6 +194,7 @@ impl Life {
             Stats::set(&self.stats.resident_bytes, resident);
             self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
             self.part.look(now, false, &kernel);
+            Stats::set(&self.stats.shared_bytes, self.part.shared_out());
             if self.part.is_due(now) {
                 break;
             }
@@ -461,12 +462,13 @@ impl Life {
                 short_until = now + SHORT_FOR;
             }
             let allowance = self.part.look(seen, now < short_until, &engine.kernel);
+            Stats::set(&self.stats.shared_bytes, self.part.shared_out());
             self.keep_unasked_back(seen);
             let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
             engine.set_limit(self.files.look(keeper, seen, allowed, least));
             engine.measured(resident);
             if now >= next_count {
-                self.count_unmanaged(keeper, resident);
+                self.count_unmanaged(keeper, seen);
                 self.tell_of_forks(keeper);
                 let counted = engine.kernel.now();
                 let over = (resident * PAGE) as u64 > allowance;
@@ -526,18 +528,19 @@ impl Life {
         }
     }
 
-    /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and the
-    /// user is told, and again when it is twice as much.
-    fn count_unmanaged(&mut self, keeper: &Keeper, resident: usize) {
+    /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and run
+    /// is told, and again when it is twice as much.
+    fn count_unmanaged(&mut self, keeper: &Keeper, seen: Statm) {
         let (engine, limit) = (&keeper.engine, self.settings.limit_bytes);
         let may_go = keeper.files.movable() + self.files.going();
-        let bytes = (engine.unmanaged(resident).saturating_sub(may_go) * PAGE) as u64;
+        let bytes = (engine.unmanaged(seen.resident).saturating_sub(may_go) * PAGE) as u64;
         Stats::set(&self.stats.unmanaged_bytes, bytes);
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
         let stays = bytes.min(before);
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
+        let stays = self.part.with_fixed(stays, seen);
         let now = engine.kernel.now();
         let (from, since, then) = *self.over.get_or_insert((now, now, stays));
         // A locked heap that is collected never is.
@@ -550,18 +553,7 @@ impl Life {
             self.over = Some((from, now, stays));
         } else if stays / 2 >= self.told_over {
             self.told_over = stays;
-            let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
-            self.link.log(
-                1,
-                format_args!(
-                    "process {}: {}M of its memory cannot go (files of others, shared or locked memory, code, stacks and \
-                     the like); it stays over its limit of {}M; give at least {}M",
-                    keeper::program(),
-                    mebibytes(stays),
-                    mebibytes(limit),
-                    mebibytes(stays + room)
-                ),
-            );
+            self.link.tell(&Message::new(Kind::Over, stays, stays + room, 0), None);
         }
     }
 

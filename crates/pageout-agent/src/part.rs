@@ -103,6 +103,8 @@ pub struct Part {
     /// the count before that is believed at the next: until then they may not have counted.
     elsewhere: u64,
     found: u64,
+    /// All that is counted elsewhere, what is shared on purpose included, as of the last look.
+    shared_out: u64,
     counted: (u64, u64),
     /// Forks until then: each shares anew.
     forks: u32,
@@ -140,6 +142,7 @@ impl Part {
             // All that a fork's child begins with is its parent's.
             elsewhere: if fork::is_child() { own(now) } else { 0 },
             found: 0,
+            shared_out: 0,
             counted: (own(now), 0),
             forks: 0,
             shared: (0, 0),
@@ -182,7 +185,21 @@ impl Part {
         seat.tell(own - elsewhere, own, short);
         seat.tell_fixed(part);
         self.view = tree.look(seat, self.limit, elsewhere > 0);
-        self.view.allowance + elsewhere + self.of_others(now)
+        self.shared_out = elsewhere + self.of_others(now);
+        self.view.allowance + self.shared_out
+    }
+
+    /// Of what was resident at the last look, what is counted in other processes, in bytes.
+    pub fn shared_out(&self) -> u64 {
+        self.shared_out
+    }
+
+    /// Of `bytes` of the process that cannot go, with what is shared on purpose counted for each who has it: the same, with all
+    /// that any share on purpose counted once.
+    pub fn with_fixed(&self, bytes: u64, now: Statm) -> u64 {
+        let (there, _) = self.shared_now(now);
+        let all = self.place.filter(|_| there > 0 || self.view.alive > 1).map_or(0, |(tree, _)| tree.fixed());
+        bytes.saturating_sub(there) + all
     }
 
     /// What is there that is shared on purpose, and its part of it: no more than there is of that and of files.

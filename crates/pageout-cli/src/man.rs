@@ -89,7 +89,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              most a second ago.",
             "show: the swap devices, in the columns of swapon --show, or with --summary in the format of \
              /proc/swaps. A column RUN comes last where several trees are shown. TYPE is partition, file or memory.",
-            "stat: the number of processes, their resident memory, what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
+            "stat: the number of processes, their resident memory (what they share counted once), what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
              that came in (si) and went out (so), faults, of these the ones that needed a device (major) and the ones \
              that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
              room themselves (stalls). The first line is about the time since the start, each later one about the time \
@@ -137,7 +137,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "--stats writes one JSON object: the totals (COUNTERS), and an array processes with the same names for each process. \
              resident_peak_bytes of the totals is \
              the most of all processes together, without files, or of the largest, with them. What is so at a moment \
-             (resident_bytes, unmanaged_bytes, swapped_pages) each process says as it was at its last look, and the totals have \
+             (resident_bytes, shared_bytes, unmanaged_bytes, swapped_pages) each process says as it was at its last look, and the totals have \
              the largest of these. processes_unlisted counts processes that are only in the totals. \
              swap_lost_bytes, of the totals alone, is room on the devices that had not come back when all processes had ended: 0, or \
              a bug of pageout's.",

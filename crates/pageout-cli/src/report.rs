@@ -19,8 +19,15 @@ const LISTED: usize = 1024;
 
 /// Counters whose total is the largest of them, not the sum: they say what is, or was at most, and the processes were there
 /// at different times.
-const LARGEST: [&str; 6] =
-    ["resident_peak_bytes", "resident_bytes", "unmanaged_bytes", "swapped_pages", "limit_bytes", "active"];
+const LARGEST: [&str; 7] = [
+    "resident_peak_bytes",
+    "resident_bytes",
+    "shared_bytes",
+    "unmanaged_bytes",
+    "swapped_pages",
+    "limit_bytes",
+    "active",
+];
 
 /// One process's counters, or the sum of many.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -66,6 +66,8 @@ pub struct Server {
     told_heirless: bool,
     told_seatless: bool,
     told_full: Option<Instant>,
+    /// So many bytes were said to be more than the limit.
+    told_over: u64,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
     /// How many clients there were.
@@ -248,6 +250,7 @@ impl Server {
             told_heirless: false,
             told_seatless: false,
             told_full: None,
+            told_over: 0,
             connections: Vec::new(),
             leaving: Vec::new(),
             welcomed: 0,
@@ -583,6 +586,21 @@ impl Server {
                     ));
                 }
             }
+            // All who have the same shared memory say so.
+            (Some(Kind::Over), Some(client)) if message.a / 2 >= self.told_over => {
+                self.told_over = message.a;
+                let mebibytes = |bytes: u64| format!("{}M", bytes.div_ceil(1 << 20));
+                say::warning(format_args!(
+                    "{} ({}): {} of memory cannot go, its own and what processes share on purpose (files of others, locked memory, \
+                     code, stacks and the like); that is over the limit of {}; give at least {}",
+                    client.pid,
+                    client.name,
+                    mebibytes(message.a),
+                    mebibytes(self.settings.limit_bytes),
+                    mebibytes(message.b)
+                ));
+            }
+            (Some(Kind::Over), Some(_)) => {}
             (Some(Kind::Guest), Some(client)) => {
                 client.is_now(message.a, connection.peer);
                 self.unlimited.forget(client.pid);

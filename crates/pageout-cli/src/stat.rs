@@ -106,8 +106,8 @@ fn row(view: &View, rates: &Rates) -> String {
     });
     let now = [
         view.processes.len().to_string(),
-        Bytes(view.now("resident_bytes")).to_string(),
-        Bytes(view.now("unmanaged_bytes")).to_string(),
+        Bytes(view.resident()).to_string(),
+        Bytes(view.unmanaged()).to_string(),
         Bytes(view.now("swapped_pages") * PAGE).to_string(),
     ];
     line(now.into_iter().chain(rates))
@@ -125,8 +125,8 @@ fn as_json(view: &View, rates: &Rates) -> Value {
     say("uptime_seconds", json!(view.uptime_seconds));
     say("interval_seconds", json!(rates.seconds));
     say("procs", json!(view.processes.len()));
-    say("resident_bytes", json!(view.now("resident_bytes")));
-    say("unmanaged_bytes", json!(view.now("unmanaged_bytes")));
+    say("resident_bytes", json!(view.resident()));
+    say("unmanaged_bytes", json!(view.unmanaged()));
     say("swapped_bytes", json!(view.now("swapped_pages") * PAGE));
     for (rate, (heading, _)) in rates.each.iter().zip(RATES) {
         match heading {

@@ -98,6 +98,16 @@ impl View {
         ended + self.now(counter)
     }
 
+    /// What is resident, with what processes share counted once.
+    pub fn resident(&self) -> u64 {
+        self.now("resident_bytes").saturating_sub(self.now("shared_bytes"))
+    }
+
+    /// Of that, what cannot go.
+    pub fn unmanaged(&self) -> u64 {
+        self.now("unmanaged_bytes").min(self.resident())
+    }
+
     /// A counter, of the processes that are.
     pub fn now(&self, counter: &str) -> u64 {
         self.processes.iter().map(|process| process.counter(counter)).sum()

@@ -951,6 +951,24 @@ fn what_is_shared_on_purpose_is_gone_for_the_others() {
     assert!(resident <= 64 << 10, "{resident} KiB");
 }
 
+/// Each of those who have it said so, with figures that were nearly the same, and none where each had little.
+#[test]
+fn what_is_shared_on_purpose_and_over_the_limit_is_told_of_once() {
+    let place = Place::new();
+    let program = "import mmap, os, time\n\
+        maps = [mmap.mmap(-1, 40 << 20) for _ in range(3)]\n\
+        for m in maps:\n    if os.fork() == 0: break\n\
+        else: os.wait(); os.wait(); os.wait(); os._exit(0)\n\
+        end = time.time() + 7\n\
+        while time.time() < end:\n    for i in range(0, 40 << 20, 4096): m[i] = 1\n    time.sleep(0.05)\n\
+        os._exit(0)";
+    let arguments = ["run", "-m", "64M", "-s", "mem,size=256M", "python3", "-c", program];
+    let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
+    let told = " of memory cannot go, its own and what processes share on purpose (";
+    assert!(ended.err.contains(told) && ended.err.contains("over the limit of 64M"), "{}", ended.err);
+    assert_eq!((ended.err.lines().count(), ended.status), (1, 0), "{}", ended.err);
+}
+
 /// What systemd tells its main process (sockets that it has opened, that it wants a sign of life) is for the program.
 #[test]
 fn what_is_for_the_main_process_is_for_the_program() {

@@ -113,6 +113,9 @@ counters! {
     resident_peak_bytes,
     /// Resident memory at the last look, in bytes.
     resident_bytes,
+    /// Of these, what counts in other processes of the run: shared with them since a fork, or their part of what is shared on
+    /// purpose.
+    shared_bytes,
     /// The limit, in bytes.
     limit_bytes,
     /// Of the resident memory, what cannot go, in bytes.

@@ -149,7 +149,7 @@ impl Tree {
     }
 
     /// Of that, what is shared on purpose.
-    fn fixed(&self) -> u64 {
+    pub fn fixed(&self) -> u64 {
         self.seats().map(|seat| seat.fixed.load(Relaxed)).sum()
     }
 

@@ -24,6 +24,7 @@
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Apart                             ──►                        nothing that it inherited is read any more
 //!   Full                              ──►                        it grows beyond its limit, for no device has room
+//!   Over {bytes, least}               ──►                        what cannot go is more than the limit
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!   Guest {pid}                       ──►                        the process ended, and another has its memory
@@ -131,6 +132,8 @@ pub enum Kind {
     Apart = 26,
     /// No device has room, and has had none for a while: the process grows beyond its limit.
     Full = 27,
+    /// `a` bytes that cannot go, of the process or shared on purpose by any; `b` the least limit that can be kept.
+    Over = 28,
 }
 
 impl Kind {
@@ -140,6 +143,7 @@ impl Kind {
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
             Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed, Apart, Full,
+            Over,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
