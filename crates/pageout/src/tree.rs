@@ -196,8 +196,8 @@ impl Tree {
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
         let (smallest, processes) = (smallest(limit, count), count.max(1));
         let mut allowance = free.saturating_sub(leave).max(used.min(share));
-        if shares {
-            let too_much = (others + used).saturating_sub(limit.saturating_add(limit / 64));
+        let too_much = (others + used).saturating_sub(limit.saturating_add(limit / 64));
+        if shares && too_much > 0 {
             allowance = allowance.min(used - used.min(too_much / processes as u64));
         }
         let own_fixed = seat.fixed.load(Relaxed);
@@ -298,6 +298,9 @@ mod tests {
         assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB - 32 * MIB / 3, 140 * MIB - 32 * MIB / 3]);
         tree.seat(0).tell(260 * MIB, 260 * MIB, false);
         assert_eq!([0, 1, 2].map(shares), [260 * MIB, 112 * MIB, 140 * MIB]);
+        // What is free is for them as well.
+        tree.seat(0).tell(160 * MIB, 160 * MIB, false);
+        assert_eq!([0, 1, 2].map(shares), [260 * MIB, 212 * MIB, 240 * MIB]);
     }
 
     #[test]
