@@ -45,6 +45,7 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Calls by which memory may grow that are under way, and how many have been made that the kernel did not refuse.
 static GROWING: AtomicU32 = AtomicU32::new(0);
 static GROWN: AtomicU32 = AtomicU32::new(0);
+static GROWER: AtomicU32 = AtomicU32::new(0);
 /// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
 const ABANDONED: u32 = 100;
 
@@ -55,10 +56,16 @@ pub fn growths() -> Option<u32> {
     (none_grows && GROWN.load(Ordering::SeqCst) == grown).then_some(grown)
 }
 
+/// The thread that has memory grow now; 0: none, or it is not known.
+pub fn grower() -> u32 {
+    GROWER.load(Ordering::SeqCst)
+}
+
 /// In a fork's child: nobody is here who may be moving memory.
 pub fn forget() {
     MOVES.pass_on();
     GROWING.store(0, Ordering::SeqCst);
+    GROWER.store(0, Ordering::SeqCst);
 }
 
 /// Moves memory, or has it grow, while nobody else does. Comes back when that is told and applied. No handler of a signal
@@ -94,12 +101,25 @@ pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T 
     beside_no_fork(|| {
         one_at_a_time(|| {
             GROWING.fetch_add(1, Ordering::SeqCst);
+            GROWER.store(me(), Ordering::SeqCst);
             let done = work();
+            GROWER.store(0, Ordering::SeqCst);
             GROWN.fetch_add(is_done(&done).into(), Ordering::SeqCst);
             GROWING.fetch_sub(1, Ordering::SeqCst);
             done
         })
     })
+}
+
+/// The calling thread; 0 where it may not ask.
+fn me() -> u32 {
+    if exit::is_alone() {
+        keeper::program()
+    } else if wrap::is_filtered() {
+        0
+    } else {
+        rustix::thread::gettid().as_raw_nonzero().get() as u32
+    }
 }
 
 /// Does what another thread's fork is not to come into, where there may be one. As [`one_at_a_time`] it makes no system call of

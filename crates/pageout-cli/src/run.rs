@@ -68,9 +68,6 @@ pub const LEAST_OPEN_FILES: u64 = 64;
 /// Longer than it takes to know who has none.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long lines that standard error does not take wait until they are tried again.
-const LINES_AGAIN: Duration = Duration::from_millis(100);
-
 /// Runs the program; our exit status.
 pub fn run(options: &RunOptions) -> Result<i32> {
     let inherited = sys::Inherited::look();
@@ -196,9 +193,8 @@ fn look_after(
         }
         // A child that says nothing ends without a word to us, too.
         let soon = deserted.map(|_| Duration::from_millis(20));
-        let lines = (!say::catch_up(Duration::ZERO)).then_some(LINES_AGAIN);
         let judged = witness.as_ref().and_then(Witness::due_in);
-        let timeout = soon.into_iter().chain(lines).chain(judged).chain([strays.due_in()]).min();
+        let timeout = soon.into_iter().chain(judged).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
             match (signal.number, ended) {

@@ -2,15 +2,16 @@
 //! once, before anything is said.
 //!
 //! Who serves a tree waits for nobody who reads: standard error may be a pipe that a program of the tree has filled, and whose
-//! reader comes when that ends; or a terminal that was stopped. From [`wait_for_nobody`] on lines are kept until it takes some.
+//! reader comes when that ends; or a terminal that was stopped; or a program of the tree is writing there, has what is locked
+//! for that, and waits for its own memory, so for us. From [`wait_for_nobody`] on a thread of its own writes.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use crate::{program, sys};
 
@@ -29,9 +30,10 @@ pub enum Level {
 
 static LEVEL: AtomicU32 = AtomicU32::new(Level::Warning as u32);
 static WAITS: AtomicBool = AtomicBool::new(true);
-/// Lines that were not taken yet, so many at most: what comes then is lost.
+/// Lines that were not taken yet, so many at most: what comes then is lost. With a call when one comes or has been taken.
 static KEPT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
-const MOST_KEPT: usize = 256;
+static CHANGED: Condvar = Condvar::new();
+const MOST_KEPT: usize = 4096;
 /// A pipe that takes anything takes so many bytes without a wait.
 const AT_ONCE: usize = libc::PIPE_BUF;
 
@@ -50,45 +52,49 @@ pub fn say(level: u32, line: impl fmt::Display) {
             let _ = io::stderr().write_all(line.as_bytes());
             return;
         }
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = kept();
         if kept.len() < MOST_KEPT {
             kept.push_back(line);
         }
-        drop(kept);
-        catch_up(Duration::ZERO);
+        CHANGED.notify_all();
     }
 }
 
-/// From here on nothing that is said waits.
+fn kept() -> MutexGuard<'static, VecDeque<String>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From here on nothing that is said waits, unless there is no room for a thread that does.
 pub fn wait_for_nobody() {
-    WAITS.store(false, Relaxed);
+    let thread = thread::Builder::new().name("lines".into()).stack_size(64 << 10);
+    // What is sent to us is for who asks for it.
+    let started = sys::without_signals(|| thread.spawn(write_all));
+    WAITS.store(started.is_err(), Relaxed);
 }
 
-/// Says what was kept; waits until it is taken, or `patience` is over. False: some is left.
-pub fn catch_up(patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Some(line) = kept.front() {
-        let stderr = io::stderr();
-        let left = until.saturating_duration_since(Instant::now());
-        // Who has gone is told by the write.
-        let ready =
-            sys::poll(&[(stderr.as_fd(), libc::POLLOUT)], Some(left)).is_ok_and(|ready| ready[0] != 0);
-        match (ready, left.is_zero()) {
-            (true, _) => {}
-            (false, true) => return false,
-            (false, false) => continue,
-        }
-        let line = line.as_bytes();
-        let _ = stderr.lock().write_all(&line[..line.len().min(AT_ONCE)]);
-        kept.pop_front();
+/// Writes what is kept, for ever. Not under the lock.
+fn write_all() {
+    let mut kept = kept();
+    loop {
+        kept = match kept.front().cloned() {
+            None => CHANGED.wait(kept).unwrap_or_else(PoisonError::into_inner),
+            Some(line) => {
+                drop(kept);
+                let line = line.as_bytes();
+                let _ = io::stderr().write_all(&line[..line.len().min(AT_ONCE)]);
+                let mut kept = self::kept();
+                kept.pop_front();
+                CHANGED.notify_all();
+                kept
+            }
+        };
     }
-    true
 }
 
 /// Before the end: lines that were kept wait for somebody to read them, a second at most.
 pub fn last_lines() {
-    catch_up(Duration::from_secs(1));
+    let left = |kept: &mut VecDeque<String>| !kept.is_empty() && !WAITS.load(Relaxed);
+    drop(CHANGED.wait_timeout_while(kept(), Duration::from_secs(1), left));
 }
 
 /// A value of the user's as a line shows it.

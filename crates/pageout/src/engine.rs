@@ -13,9 +13,9 @@ use crate::kernel::{Event, Found, Kernel};
 use crate::page::Tag;
 use crate::reclaim::ahead::Ahead;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
-use crate::space::order::Order;
+use crate::space::order::{known, Order};
 use crate::space::{
-    bits, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES,
+    bits, page_start, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES,
 };
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -177,6 +177,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) still: AtomicBool,
     /// So many wait for an event to be over.
     held_up: AtomicU32,
+    /// Where the last fault was, 0 for none, of who moves memory and has it grow ([`Kernel::grows`]).
+    grown: AtomicUsize,
 }
 
 static POLICY_LOCKS: LockClass = LockClass::new();
@@ -242,6 +244,7 @@ impl<K: Kernel> Engine<K> {
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
             held_up: AtomicU32::new(0),
+            grown: AtomicUsize::new(0),
         }
     }
 
@@ -395,9 +398,25 @@ impl<K: Kernel> Engine<K> {
             // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
             // caller come before it.
             if read == 0 {
+                self.let_grow(regions);
                 backoff.snooze();
             }
         }
+    }
+
+    /// What locked memory has grown by is filled by the kernel before it tells of the move: it waits for us, who can map nothing
+    /// until that is told. So there no faults are delivered, to the end of the mapping or to what is known. Whether that was so.
+    /// An event is unread.
+    #[cold]
+    pub(crate) fn let_grow(&self, regions: &Regions) -> bool {
+        let at = self.grown.swap(0, Relaxed);
+        let mapping = self.kernel.mapping(at).filter(|(start, _)| at != 0 && *start <= at);
+        let Some((_, end)) = mapping else { return false };
+        let end = known(self, regions, (at, end)).map_or(end, |known| known.0);
+        if at < end {
+            self.kernel.unregister(at, end - at);
+        }
+        at < end
     }
 
     /// Takes up what is registered of a range: the caller looked at the mappings a while ago, and where there was a
@@ -600,11 +619,17 @@ impl<K: Kernel> Engine<K> {
                 order.take(self, regions, *event);
             }
             for event in &events[..n] {
+                if let Event::Fault(fault) = event {
+                    if self.kernel.grows(fault.thread) {
+                        self.grown.store(page_start(fault.address), Relaxed);
+                    }
+                }
                 each(*event);
             }
             if order.is_empty() || (!self.kernel.event_pending() && order.settle(self, regions)) {
                 return read;
             }
+            self.let_grow(regions);
             backoff.snooze();
         }
     }

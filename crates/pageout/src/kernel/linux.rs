@@ -36,6 +36,7 @@ pub struct Linux {
     /// an event is unread.
     probe: usize,
     growths: fn() -> Option<u32>,
+    grower: fn() -> u32,
     /// See [`Kernel::told_growths`].
     told: AtomicU32,
 }
@@ -327,14 +328,15 @@ impl Linux {
             every,
             probe: 0,
             growths: || None,
+            grower: || 0,
             told: AtomicU32::new(NONE_TOLD),
         })
     }
 
     /// With who knows how often memory has grown, and says `None` while it does: before a call that may have it grow, until
-    /// after.
-    pub fn with_growths(mut self, growths: fn() -> Option<u32>) -> Self {
-        self.growths = growths;
+    /// after; and which thread is in such a call, 0 for none.
+    pub fn with_growths(mut self, growths: fn() -> Option<u32>, grower: fn() -> u32) -> Self {
+        (self.growths, self.grower) = (growths, grower);
         self
     }
 
@@ -469,11 +471,6 @@ impl Linux {
         let mut only = CpuSet::new();
         (here < CpuSet::MAX_CPU).then(|| only.set(here))?;
         Some((here, only))
-    }
-
-    /// Ends fault delivery for frames: unmapping them raises no event then, for which nobody might be left to read it.
-    pub fn unregister(&self, start: usize, len: usize) {
-        let _ = self.uffd.unregister(start, len);
     }
 
     /// Linux 6.18 can move pages and then answer EEXIST, or fewer than it moved: when it has to try again inside (a
@@ -612,6 +609,14 @@ impl Kernel for Linux {
 
     fn is_ours(&self) -> bool {
         self.identity.is_some() && identity(&self.uffd) == self.identity
+    }
+
+    fn grows(&self, thread: u32) -> bool {
+        thread != 0 && (self.grower)() == thread
+    }
+
+    fn unregister(&self, start: usize, len: usize) {
+        let _ = self.uffd.unregister(start, len);
     }
 
     fn event_pending(&self) -> bool {

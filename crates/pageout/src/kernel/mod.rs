@@ -162,6 +162,15 @@ pub trait Kernel: Send + Sync {
         None
     }
 
+    /// Is a thread in a call that moves memory and has it grow? What locked memory has grown by the kernel fills before the move is
+    /// told of.
+    fn grows(&self, _thread: u32) -> bool {
+        false
+    }
+
+    /// Ends the delivery of faults for a range, and wakes who waits there. Any lock.
+    fn unregister(&self, _start: usize, _len: usize) {}
+
     /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
     fn prefer_huge(&self, _at: usize) {}
 

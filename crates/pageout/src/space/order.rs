@@ -282,7 +282,11 @@ enum Next {
 }
 
 /// The first part of a range that is managed, or of which pages are known: what grew in place is no region yet.
-fn known<K: Kernel>(engine: &Engine<K>, regions: &Regions, range: (usize, usize)) -> Option<(usize, usize)> {
+pub(crate) fn known<K: Kernel>(
+    engine: &Engine<K>,
+    regions: &Regions,
+    range: (usize, usize),
+) -> Option<(usize, usize)> {
     let region = regions.within(range.0, range.1).next().map(|region| (region.start, region.end));
     region.or_else(|| engine.space.first_known(range.0, range.1))
 }
