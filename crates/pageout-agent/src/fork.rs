@@ -296,8 +296,10 @@ fn take_turn(me: u32) -> bool {
 const STACK: usize = 640;
 
 /// Writes down what is out, for the child. From here to [`cloned`] nobody gets a page; the stack is touched before, as
-/// far as it is needed until then. False: no memory.
+/// far as it is needed until then. No handler may come between, which would wait for its page: those of faults that somebody
+/// sent are left. False: no memory.
 pub fn bequeath() -> bool {
+    sys::block_own_signals();
     touch_stack();
     ask(BEQUEATH) == BEQUEATHED
 }

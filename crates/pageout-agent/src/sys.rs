@@ -127,6 +127,11 @@ pub fn block_signals_from_elsewhere() -> u64 {
     change_signals(raw::SIG_BLOCK, own.iter().fold(!0, |mask, signal| mask & !bit(*signal)))
 }
 
+/// Blocks the rest of them, too, but for SIGSYS, by which the kernel may show what it does not let through.
+pub fn block_own_signals() {
+    change_signals(raw::SIG_BLOCK, !bit(raw::SIGSYS));
+}
+
 /// Lets a signal through; returns the mask before.
 pub fn unblock(signal: u32) -> u64 {
     change_signals(raw::SIG_UNBLOCK, bit(signal))

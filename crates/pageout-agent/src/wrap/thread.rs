@@ -1,7 +1,7 @@
 //! Threads: how they begin, and where they run.
 
 use super::{answer, Next};
-use crate::{exit, sys};
+use crate::{exit, memory, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use linux_raw_sys::general as raw;
@@ -9,10 +9,12 @@ use pageout::kernel::undisturbed;
 use rustix::io::Errno;
 
 static PTHREAD_CREATE: Next = Next::new(c"pthread_create");
+static THRD_CREATE: Next = Next::new(c"thrd_create");
 
 /// Before `main`.
 pub fn prepare() {
     PTHREAD_CREATE.get();
+    THRD_CREATE.get();
     PLACES.iter().for_each(|next| _ = next.get());
 }
 
@@ -59,6 +61,11 @@ pub unsafe extern "C" fn pthread_create(
     type Create = unsafe extern "C" fn(*mut c_ulong, *const c_void, Start, *mut c_void) -> c_int;
     // SAFETY: libc's function of that name.
     let create: Create = unsafe { core::mem::transmute(PTHREAD_CREATE.get()) };
+    if !memory::is_home() {
+        // The child of a fork past us: it has neither an engine nor its memory.
+        // SAFETY: as the caller promises.
+        return unsafe { create(thread, attributes, start, argument) };
+    }
     let launch = keep_for_thread(Launch { start, argument });
     // SAFETY: as the caller promises.
     let result = unsafe { create(thread, attributes, launched, launch) };
@@ -91,6 +98,11 @@ extern "C" fn launched11(launch: *mut c_void) -> *mut c_void {
 pub unsafe extern "C" fn thrd_create(thread: *mut c_ulong, start: Start11, argument: *mut c_void) -> c_int {
     const ERROR: c_int = 2;
     const NO_MEMORY: c_int = 3;
+    if !memory::is_home() {
+        type Create = unsafe extern "C" fn(*mut c_ulong, Start11, *mut c_void) -> c_int;
+        // SAFETY: libc's function of that name; arguments as the caller promises.
+        return unsafe { core::mem::transmute::<usize, Create>(THRD_CREATE.get())(thread, start, argument) };
+    }
     let launch = keep_for_thread(Launch11 { start, argument });
     // SAFETY: as the caller promises.
     let result = unsafe { pthread_create(thread, core::ptr::null(), launched11, launch) };
