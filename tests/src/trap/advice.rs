@@ -32,6 +32,7 @@ pub const TRAPS: &[Trap] = &[
     ),
     Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
     Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
+    Trap::new("mlock-grows", "locked memory grows by moves while other threads fault", mlock_grows),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
@@ -332,6 +333,37 @@ fn mlock(ctx: &Ctx) -> Outcome {
     field.fill(4);
     ballast.walk()?;
     field.check(4)
+}
+
+/// The kernel fills what is new before it tells of the move: nobody got a page any more.
+fn mlock_grows(ctx: &Ctx) -> Outcome {
+    let (field, _) = ctx.evicted()?;
+    let churn = Churn::start(ctx.half())?;
+    let most = (ctx.size / 32).clamp(2 * PAGE, 4 << 20);
+    let deadline = ctx.deadline();
+    let mut moved = 0;
+    while moved < 4 || Instant::now() < deadline {
+        let room = sys::map(2 * PAGE)?;
+        // Nothing can grow where it is.
+        sys::protect(room.page(1), libc::PROT_NONE)?;
+        let mut locked = room.page(0);
+        locked.fill(1);
+        sys::lock(locked)?;
+        let beside = sys::map(PAGE)?;
+        while 2 * locked.len <= most {
+            let (before, was) = (locked.len, locked.start);
+            locked = sys::remap(locked, 2 * locked.len, libc::MREMAP_MAYMOVE, 0)?;
+            moved += usize::from(locked.start != was);
+            locked.part(before, before).check_zero()?;
+            locked.part(0, before).check_as(was, 1)?;
+            locked.fill(1);
+        }
+        sys::unmap(locked)?;
+        sys::unmap(beside)?;
+        sys::unmap(room.page(1))?;
+    }
+    churn.end()?;
+    field.check(1)
 }
 
 /// All comes in and stays; the engine's own memory is neither locked nor filled.
