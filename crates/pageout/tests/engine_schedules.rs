@@ -738,7 +738,7 @@ fn what_one_device_does_not_take_goes_to_another() {
     touch(&world, 0, 0, 2048, true);
     world.settle();
     balance_for_a_while(&world);
-    let (there, failed) = (world.engine.space.resident(), world.device.struck());
+    let (there, failed) = (world.engine.space.resident().0, world.device.struck());
     assert!(there <= 1024 + 64, "{there} of 2048 pages stay");
     assert!(failed <= 16, "{failed} writes were tried where the first had failed");
     // What has a slot there is written elsewhere as well, once it is free.
@@ -770,7 +770,7 @@ fn what_has_its_place_leaves_while_the_device_is_full() {
         }
     }
     balance();
-    let there = world.engine.space.resident();
+    let there = world.engine.space.resident().0;
     // A tenth is on trial: what came in last.
     assert!(there <= 1024 + 1024 / 8, "{there} of 2048 pages, 1024 slots");
     end(&world);
@@ -794,7 +794,7 @@ fn who_faults_lets_go_what_has_its_place_while_the_device_is_full() {
     for page in (0..2040).cycle().take(3 * 2040) {
         touch(&world, 0, page, 1, false);
         world.settle();
-        most = most.max(world.engine.space.resident());
+        most = most.max(world.engine.space.resident().0);
         // On a busy machine evictors hardly run.
         if page % 512 == 0 {
             balance_for_a_while(&world);
@@ -904,7 +904,7 @@ fn a_disk_that_turns_reads_ahead_by_place() {
         }
         touch(&world, 0, 0, 1, false);
         world.settle();
-        let came = world.engine.space.resident();
+        let came = world.engine.space.resident().0;
         assert!(came == if rotational { 15 } else { 1 }, "{came} pages came in");
         end(&world);
     }

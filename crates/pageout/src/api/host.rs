@@ -333,7 +333,7 @@ impl Host {
         // Who was kept from running in the middle has counted what moved meanwhile twice, or not at all.
         for _ in 0..RECOUNTS {
             let (begun, ran) = (Instant::now(), spent());
-            engine.kernel.set_resident(engine.space.resident());
+            engine.kernel.set_resident(engine.space.resident().0);
             if begun.elapsed() < spent() - ran + UNDISTURBED {
                 break;
             }

@@ -201,8 +201,8 @@ impl<K: Kernel> Engine<K> {
     /// Of `resident` pages, those that cannot go: not managed, or tried in vain not long ago. A walk over all
     /// blocks; no lock held.
     pub fn unmanaged(&self, resident: usize) -> usize {
-        let tried = self.policy.lock().parked() * UNIT_PAGES;
-        resident.saturating_sub(self.space.resident().saturating_sub(tried) + self.ready_pages())
+        let (known, parked) = self.space.resident();
+        resident.saturating_sub(known - parked + self.ready_pages())
     }
 
     fn ready_pages(&self) -> usize {

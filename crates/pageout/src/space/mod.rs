@@ -71,6 +71,19 @@ pub struct Usage {
     pub queued: bool,
     /// A page of it was shared when its turn came, and has been made the process's own: it goes now, or is pinned.
     pub unshared: bool,
+    /// What could not leave when it was last its turn ([`BlockState::park`]).
+    parked: Parked,
+}
+
+/// See [`Usage`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Parked {
+    #[default]
+    No,
+    /// The unit.
+    Unit,
+    /// The huge page that it stands for.
+    Whole,
 }
 
 /// A bit for each page of a part of some units.
@@ -128,6 +141,8 @@ pub struct BlockState {
     units: Units,
     /// Pages were unmapped: there may be units that are empty.
     pub thinned: bool,
+    /// There may be units that could not leave.
+    parked: bool,
     /// Words of units that come are newer than those of units that went.
     generation: u64,
     /// Pages whose word is Resident.
@@ -148,6 +163,34 @@ pub struct BlockState {
 }
 
 impl BlockState {
+    /// The unit of page `first`, or the huge page that it stands for (`whole`), could not leave; until its next turn it counts as
+    /// what cannot go.
+    pub fn park(&mut self, first: usize, whole: bool) {
+        self.parked = true;
+        let parked = if whole { Parked::Whole } else { Parked::Unit };
+        self.unit_mut(first).into_iter().for_each(|unit| unit.usage.parked = parked);
+    }
+
+    /// It is its turn again.
+    pub fn unpark(&mut self, first: usize) {
+        self.unit_mut(first).into_iter().for_each(|unit| unit.usage.parked = Parked::No);
+    }
+
+    /// Pages that are there and could not leave: each once, though turns of units may still wait beside that of a huge page.
+    fn count_parked(&mut self) -> usize {
+        if !self.parked {
+            return 0;
+        }
+        let units = || self.units.iter().flatten();
+        self.parked = units().any(|unit| unit.usage.parked != Parked::No);
+        let is_whole = |unit: &Unit| unit.usage.parked == Parked::Whole;
+        if self.huge && units().any(|unit| is_whole(unit)) {
+            return self.resident as usize;
+        }
+        let parked = units().filter(|unit| unit.usage.parked != Parked::No);
+        parked.map(|unit| unit.resident().count_ones() as usize).sum()
+    }
+
     /// The unit of page `index`, if anything is known of it.
     pub fn unit(&self, index: usize) -> Option<&Unit> {
         self.units[index / UNIT_PAGES].as_deref()
@@ -265,6 +308,7 @@ impl Block {
         let state = BlockState {
             units: NO_UNITS,
             thinned: false,
+            parked: false,
             generation: 0,
             resident: 0,
             out: 0,
@@ -363,13 +407,15 @@ impl Space {
         publish(&leaf[number % LEAF], &self.spares.blocks, memory, || Box::new(Block::new()))
     }
 
-    /// Pages that are mapped in the program, as far as is known: a walk over all blocks, which counts what is out, too, and
+    /// Pages that are mapped in the program, as far as is known, and those of them that could not leave when it was last their
+    /// turn: a walk over all blocks, which counts what is out, too, and
     /// frees the units that are empty. From a thread that may free memory; no block lock held.
-    pub fn resident(&self) -> usize {
-        let (mut resident, mut out) = (0, 0);
+    pub fn resident(&self) -> (usize, usize) {
+        let (mut resident, mut parked, mut out) = (0, 0, 0);
         for (_, block) in self.blocks(0, TOP) {
             let mut block = block.lock();
             resident += block.resident as usize;
+            parked += block.count_parked();
             out += block.out as usize;
             // Most have none: this walk is taken often.
             let empty = core::mem::take(&mut block.thinned).then(|| block.take_empty());
@@ -377,7 +423,7 @@ impl Space {
             drop(empty);
         }
         self.out.store(out, Relaxed);
-        resident
+        (resident, parked)
     }
 
     /// Pages that were out at the last such walk.

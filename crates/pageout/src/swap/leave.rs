@@ -181,6 +181,7 @@ impl<K: Kernel> Engine<K> {
             unit.usage.queued = false;
             return None;
         }
+        block.unpark(first);
         Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
         if self.is_pinned(unit_start) {
             // It is out of the queue for good; the others of its block are not.
@@ -258,6 +259,7 @@ impl<K: Kernel> Engine<K> {
             }
             // Pinned, read-only or locked.
             stay if stay & !(leave & !moved) == 0 && !huge => {
+                block.park(first, false);
                 self.policy.lock().park(Turn::new(number, false))
             }
             // Some are hot, or are back.
@@ -441,17 +443,22 @@ impl<K: Kernel> Engine<K> {
             }
             let unit = block.unit_mut(first).expect("unit of a queued page");
             let was_unshared = core::mem::take(&mut unit.usage.unshared);
-            let mut policy = self.policy.lock();
-            match partial.errno {
+            let parks = match partial.errno {
                 // An unread event stops the others that are looked at, too.
-                Errno::AGAIN | Errno::NOENT | Errno::EXIST => policy.keep(turn),
+                Errno::AGAIN | Errno::NOENT | Errno::EXIST => false,
                 // Shared since a fork, then it is small pages once it is the process's own; or pinned.
                 Errno::BUSY if !was_unshared => {
-                    policy.keep(turn);
                     out.was_busy(block_start + first * PAGE);
+                    false
                 }
                 // Pinned, read-only or locked.
-                _ => policy.park(turn),
+                _ => true,
+            };
+            if parks {
+                block.park(first, true);
+                self.policy.lock().park(turn);
+            } else {
+                self.policy.lock().keep(turn);
             }
             return Some(Left::Some);
         }
