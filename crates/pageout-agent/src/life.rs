@@ -540,7 +540,8 @@ impl Life {
         let stays = bytes.min(before);
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
-        let stays = self.part.with_fixed(stays, seen);
+        let files = (seen.shared.saturating_sub(may_go) * PAGE) as u64;
+        let stays = self.part.stuck(stays, files, seen);
         let now = engine.kernel.now();
         let (from, since, then) = *self.over.get_or_insert((now, now, stays));
         // A locked heap that is collected never is.
@@ -553,7 +554,8 @@ impl Life {
             self.over = Some((from, now, stays));
         } else if stays / 2 >= self.told_over {
             self.told_over = stays;
-            self.link.tell(&Message::new(Kind::Over, stays, stays + room, 0), None);
+            let least = stays + room * self.part.alive();
+            self.link.tell(&Message::new(Kind::Over, stays, least, 0), None);
         }
     }
 

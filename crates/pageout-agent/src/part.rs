@@ -194,12 +194,16 @@ impl Part {
         self.shared_out
     }
 
-    /// Of `bytes` of the process that cannot go, with what is shared on purpose counted for each who has it: the same, with all
-    /// that any share on purpose counted once.
-    pub fn with_fixed(&self, bytes: u64, now: Statm) -> u64 {
+    /// So many bytes of the process cannot go, `files` of them of files or shared on purpose; how many of all processes together,
+    /// with the files of this one.
+    pub fn stuck(&self, bytes: u64, files: u64, now: Statm) -> u64 {
+        let Some((tree, seat)) = self.place else { return bytes };
+        // Of what is shared since a fork it is not known where it counts.
+        let own =
+            bytes.saturating_sub(files).saturating_sub(self.shared_out.saturating_sub(self.of_others(now)));
+        seat.tell_stuck(own);
         let (there, _) = self.shared_now(now);
-        let all = self.place.filter(|_| there > 0 || self.view.alive > 1).map_or(0, |(tree, _)| tree.fixed());
-        bytes.saturating_sub(there) + all
+        bytes.min(files).saturating_sub(there) + tree.stuck()
     }
 
     /// What is there that is shared on purpose, and its part of it: no more than there is of that and of files.

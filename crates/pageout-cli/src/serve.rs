@@ -591,7 +591,7 @@ impl Server {
                 self.told_over = message.a;
                 let mebibytes = |bytes: u64| format!("{}M", bytes.div_ceil(1 << 20));
                 say::warning(format_args!(
-                    "{} ({}): {} of memory cannot go, its own and what processes share on purpose (files of others, locked memory, \
+                    "{} ({}): {} cannot go of its memory and of the others' in the run (shared or locked memory, files of others, \
                      code, stacks and the like); that is over the limit of {}; give at least {}",
                     client.pid,
                     client.name,

@@ -964,7 +964,7 @@ fn what_is_shared_on_purpose_and_over_the_limit_is_told_of_once() {
         os._exit(0)";
     let arguments = ["run", "-m", "64M", "-s", "mem,size=256M", "python3", "-c", program];
     let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
-    let told = " of memory cannot go, its own and what processes share on purpose (";
+    let told = " cannot go of its memory and of the others' in the run (";
     assert!(ended.err.contains(told) && ended.err.contains("over the limit of 64M"), "{}", ended.err);
     assert_eq!((ended.err.lines().count(), ended.status), (1, 0), "{}", ended.err);
 }

@@ -73,6 +73,8 @@ pub struct Seat {
     resident: AtomicU64,
     /// Its part of memory that is shared on purpose.
     fixed: AtomicU64,
+    /// Of its own memory, what cannot go.
+    stuck: AtomicU64,
     /// What it would take up to its share, if it is short of memory.
     lacks: AtomicU64,
     share: AtomicU64,
@@ -90,6 +92,11 @@ impl Seat {
     /// Says how much is its part of what is shared on purpose, which comes on top of what it uses.
     pub fn tell_fixed(&self, bytes: u64) {
         self.fixed.store(bytes, Relaxed);
+    }
+
+    /// Says how much of what it uses cannot go.
+    pub fn tell_stuck(&self, bytes: u64) {
+        self.stuck.store(bytes, Relaxed);
     }
 
     /// What it said last.
@@ -116,6 +123,7 @@ impl Seat {
     pub fn clear(&self) {
         self.tell(0, 0, false);
         self.tell_fixed(0);
+        self.tell_stuck(0);
         self.set_share(0);
     }
 }
@@ -148,8 +156,13 @@ impl Tree {
         self.seats().map(Seat::used).sum::<u64>() + self.fixed()
     }
 
+    /// Of that, what cannot go.
+    pub fn stuck(&self) -> u64 {
+        self.seats().map(|seat| seat.stuck.load(Relaxed)).sum::<u64>() + self.fixed()
+    }
+
     /// Of that, what is shared on purpose.
-    pub fn fixed(&self) -> u64 {
+    fn fixed(&self) -> u64 {
         self.seats().map(|seat| seat.fixed.load(Relaxed)).sum()
     }
 
@@ -309,6 +322,8 @@ mod tests {
         let tree = tree_of(&[(5, 0, false), (140, 100, false)]);
         [0, 1].into_iter().for_each(|number| tree.seat(number).tell_fixed(70 * MIB));
         assert_eq!(tree.used(), 285 * MIB);
+        tree.seat(0).tell_stuck(3 * MIB);
+        assert_eq!(tree.stuck(), 143 * MIB);
         let look = |number| tree.look(tree.seat(number), 150 * MIB, false);
         let left = tree.left_of(150 * MIB);
         assert_eq!(left, 150 * MIB / 8);

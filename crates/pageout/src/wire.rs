@@ -132,7 +132,7 @@ pub enum Kind {
     Apart = 26,
     /// No device has room, and has had none for a while: the process grows beyond its limit.
     Full = 27,
-    /// `a` bytes that cannot go, of the process or shared on purpose by any; `b` the least limit that can be kept.
+    /// `a` bytes that cannot go, of all processes together; `b` the least limit that can be kept.
     Over = 28,
 }
 
