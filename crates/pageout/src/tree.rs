@@ -10,7 +10,7 @@
 //!             in proportion to the excess; and nobody must fall below its share for others' sake
 //! ```
 //! Memory that is shared on purpose cannot leave: it counts once, each has its part of it, and all of the above is about what is
-//! left of the limit, an eighth of it at least.
+//! left of the limit: at least an eighth of it beside what else cannot.
 //!
 //! A page that several share since a fork is gone only when all of them have let it leave. So while all together are
 //! clearly over the limit, whoever shares pages lets some leave, whatever its share: about the same at the same time,
@@ -36,9 +36,9 @@ pub fn smallest(limit: u64, processes: usize) -> u64 {
     (limit / 8).min(16 << 20).min(fair.max(LEAST))
 }
 
-/// See [`Tree::left_of`].
-fn left_beside(fixed: u64, limit: u64) -> u64 {
-    limit.saturating_sub(fixed).max(limit / 8)
+/// What `limit` leaves beside what is shared on purpose (`fixed`), if so much of the rest cannot go either (`stuck`).
+fn left_beside(fixed: u64, stuck: u64, limit: u64) -> u64 {
+    limit.saturating_sub(fixed).max((limit / 8).saturating_add(stuck).min(limit))
 }
 
 /// What those that have no limit count as at most, beside processes as for [`divide`]: nobody goes below the [`smallest`] for
@@ -158,7 +158,12 @@ impl Tree {
 
     /// Of that, what cannot go.
     pub fn stuck(&self) -> u64 {
-        self.seats().map(|seat| seat.stuck.load(Relaxed)).sum::<u64>() + self.fixed()
+        self.own_stuck() + self.fixed()
+    }
+
+    /// The same without what is shared on purpose.
+    fn own_stuck(&self) -> u64 {
+        self.seats().map(|seat| seat.stuck.load(Relaxed)).sum()
     }
 
     /// Of that, what is shared on purpose.
@@ -168,7 +173,7 @@ impl Tree {
 
     /// What `limit` leaves for memory that can go.
     pub fn left_of(&self, limit: u64) -> u64 {
-        left_beside(self.fixed(), limit)
+        left_beside(self.fixed(), self.own_stuck(), limit)
     }
 
     /// The same with all that they share since a fork counted for each.
@@ -189,12 +194,13 @@ impl Tree {
     /// What the process of `seat` finds, and what it may use of `limit` now; `shares`: pages, with other processes.
     pub fn look(&self, seat: &Seat, limit: u64, shares: bool) -> View {
         let (mut others, mut lacks, mut excess, mut count, mut alive) = (0u64, 0u64, 0u64, 0, 0);
-        let mut fixed = 0;
+        let (mut fixed, mut stuck) = (0, 0);
         for other in self.seats() {
             let used = other.used();
             count += (used > LEAST) as usize;
             alive += (used > 0) as usize;
             fixed += other.fixed.load(Relaxed);
+            stuck += other.stuck.load(Relaxed);
             excess += used.saturating_sub(other.share());
             if !core::ptr::eq(other, seat) {
                 others += used;
@@ -202,7 +208,7 @@ impl Tree {
             }
         }
         let (used, share) = (seat.used(), seat.share());
-        let limit = left_beside(fixed, limit);
+        let limit = left_beside(fixed, stuck, limit);
         self.peak.fetch_max(others + used + fixed, Relaxed);
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
@@ -324,6 +330,8 @@ mod tests {
         assert_eq!(tree.used(), 285 * MIB);
         tree.seat(0).tell_stuck(3 * MIB);
         assert_eq!(tree.stuck(), 143 * MIB);
+        assert_eq!(tree.left_of(150 * MIB), 150 * MIB / 8 + 3 * MIB);
+        tree.seat(0).tell_stuck(0);
         let look = |number| tree.look(tree.seat(number), 150 * MIB, false);
         let left = tree.left_of(150 * MIB);
         assert_eq!(left, 150 * MIB / 8);
