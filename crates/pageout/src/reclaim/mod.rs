@@ -86,7 +86,7 @@ impl<K: Kernel> Engine<K> {
         let bytes = (resident * PAGE) as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
-        Stats::set(&self.stats.swapped_pages, self.place.swapped());
+        Stats::set(&self.stats.swapped_pages, self.place.own());
         for (device, pages) in self.stats.device_pages.iter().enumerate() {
             Stats::set(pages, self.place.used(device));
         }

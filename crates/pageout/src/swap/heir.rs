@@ -206,7 +206,7 @@ impl<K: Kernel> Engine<K> {
                 }
                 has_room
             });
-            slots[first..].iter().for_each(|run| self.place.dup(run.entry, run.n));
+            slots[first..].iter().for_each(|run| self.place.bequeath(run.entry, run.n));
             if !done {
                 return false;
             }
@@ -216,7 +216,7 @@ impl<K: Kernel> Engine<K> {
 
     /// The counts that [`Engine::bequeath`] added are taken back: nobody reads these slots any more.
     pub fn disinherit(&self, slots: &[SlotRun]) {
-        slots.iter().for_each(|run| self.place.put(run.entry, run.n));
+        slots.iter().for_each(|run| self.place.disinherit(run.entry, run.n));
     }
 
     /// Takes over what the parent had out, in a child in which nobody runs yet but who waits for this: of `heirlooms`

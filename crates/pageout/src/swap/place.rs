@@ -68,6 +68,8 @@ pub struct Place {
     swapped: AtomicU64,
     /// The same by device number.
     used: [AtomicU64; MAX_DEVICES],
+    /// Of `swapped`, what is lent to a fork's child, or was and has not come back.
+    bequeathed: AtomicU64,
     full: AtomicBool,
     /// Slots that came free since a page found no place, less those taken: about what there is by now.
     room: AtomicI64,
@@ -117,6 +119,7 @@ impl Place {
             shares: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             swapped: AtomicU64::new(0),
+            bequeathed: AtomicU64::new(0),
             used: core::array::from_fn(|_| AtomicU64::new(0)),
             full: AtomicBool::new(false),
             room: AtomicI64::new(0),
@@ -503,6 +506,23 @@ impl Place {
     pub(crate) fn is_for_handlers(&self) -> bool {
         let devices = self.devices.iter().map(Lock::lock);
         devices.filter_map(|known| Some(known.as_ref()?.device.is_for_handlers())).all(|is| is)
+    }
+
+    /// `n` pages name slots for a fork's child.
+    pub(crate) fn bequeath(&self, raw: u64, n: usize) {
+        self.dup(raw, n);
+        self.bequeathed.fetch_add(n as u64, Relaxed);
+    }
+
+    /// Not any more.
+    pub(crate) fn disinherit(&self, raw: u64, n: usize) {
+        self.put(raw, n);
+        self.bequeathed.fetch_sub(n as u64, Relaxed);
+    }
+
+    /// Pages of the process itself that have a place on a device.
+    pub fn own(&self) -> u64 {
+        self.swapped().saturating_sub(self.bequeathed.load(Relaxed))
     }
 
     /// Names of slots in use.
