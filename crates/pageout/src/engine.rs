@@ -410,7 +410,10 @@ impl<K: Kernel> Engine<K> {
     #[cold]
     pub(crate) fn let_grow(&self, regions: &Regions) -> bool {
         let at = self.grown.swap(0, Relaxed);
-        let mapping = self.kernel.mapping(at).filter(|(start, _)| at != 0 && *start <= at);
+        if at == 0 {
+            return false;
+        }
+        let mapping = self.kernel.mapping(at).filter(|(start, _)| *start <= at);
         let Some((_, end)) = mapping else { return false };
         let end = known(self, regions, (at, end)).map_or(end, |known| known.0);
         if at < end {
