@@ -209,10 +209,10 @@ fn from_options(options: &SettingOptions) -> Values {
     options.swapin.iter().for_each(|text| put("swapin", text));
     options.max_order.iter().for_each(|text| put("max-order", text));
     options.stats.iter().for_each(|text| put("stats", text));
-    for (name, _) in
-        [("strict", options.strict), ("any-user", options.any_user)].iter().filter(|(_, is_set)| *is_set)
-    {
-        put(name, &"yes".to_owned());
+    for (name, is_set) in [("strict", options.strict), ("any-user", options.any_user)] {
+        if is_set {
+            put(name, &"yes".to_owned());
+        }
     }
     values
 }

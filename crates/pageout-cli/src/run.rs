@@ -247,13 +247,12 @@ fn raise_open_files() -> Result<u64> {
 fn settings(config: &Config) -> Settings {
     // Within another run that one may have said so.
     let is_asked_only = std::env::var_os(ENV_RUN).is_none() && sys::gives_huge_pages_if_asked();
+    let flag = |flag, is_set| if is_set { flag } else { 0 };
     Settings {
         limit_bytes: config.limit_bytes,
         swapin: config.swapin,
         max_order: config.max_order,
-        flags: [(ASKED_HUGE_ONLY, is_asked_only), (ANY_USER, config.any_user)]
-            .into_iter()
-            .fold(0, |flags, (flag, is_set)| if is_set { flags | flag } else { flags }),
+        flags: flag(ASKED_HUGE_ONLY, is_asked_only) | flag(ANY_USER, config.any_user),
         device: [DeviceSettings::default(); DEVICES],
     }
 }

@@ -168,9 +168,11 @@ impl Client {
     }
 
     /// The memory is that of the process that its keeper, `peer`, calls so.
-    fn is_now(&mut self, said: u64, peer: i32) {
-        (self.pid, self.name, self.pidfd) = identify(said, peer);
-        self.is_init = said == 1;
+    fn is_now(&mut self, said: u64, (peer, uid): (i32, u32)) -> Result<()> {
+        let (pid, name, pidfd) = identify(said, peer);
+        speaks_for(pid, uid)?;
+        (self.pid, self.name, self.pidfd, self.is_init) = (pid, name, pidfd, said == 1);
+        Ok(())
     }
 
     /// Says once for each cause why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
@@ -602,7 +604,7 @@ impl Server {
             }
             (Some(Kind::Over), Some(_)) => {}
             (Some(Kind::Guest), Some(client)) => {
-                client.is_now(message.a, connection.peer);
+                client.is_now(message.a, (connection.peer, connection.uid))?;
                 self.unlimited.forget(client.pid);
             }
             (Some(Kind::Bye), _) => connection.bye = Some(message.a),
@@ -621,6 +623,7 @@ impl Server {
         self.welcomed += 1;
         // From here on it is parted from, and leaves its seat, also if it has gone before its answer.
         let client = connection.client.insert(client);
+        speaks_for(client.pid, connection.uid)?;
         self.unlimited.forget(client.pid);
         let shared = [page.as_fd(), self.seats.file()]
             .into_iter()
@@ -862,6 +865,14 @@ impl Server {
 fn is_below_us(socket: BorrowedFd<'_>, peer: i32) -> bool {
     let me = std::process::id() as i32;
     tree::descends_from(peer, me) && PidFd::of_peer(socket).is_ok_and(|peer| !peer.has_ended())
+}
+
+/// May a keeper of user `uid` speak for a process? It is killed if its keeper ends without a word: another's is not his to kill.
+fn speaks_for(pid: i32, uid: u32) -> Result<()> {
+    match uid == sys::euid() || tree::user_of(pid).is_none_or(|user| user == uid) {
+        true => Ok(()),
+        false => Err(anyhow!("of user {uid}, speaks for process {pid} of another")),
+    }
 }
 
 fn kill(client: &Client) {

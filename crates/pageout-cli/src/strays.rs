@@ -280,12 +280,6 @@ fn is_pageout(pid: i32) -> bool {
     file(&pid.to_string()).is_some_and(|theirs| file("self") == Some(theirs))
 }
 
-/// Who a process is to others, also where it lets nobody look at it.
-fn user_of(pid: i32) -> Option<u32> {
-    let status = sys::text_of(format!("/proc/{pid}/status"))?;
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
-}
-
 /// How far the loader has come with a process.
 #[derive(Debug, PartialEq, Eq)]
 struct Loaded {
@@ -333,7 +327,7 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
     if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
         return Some(format!("{obstacle}, so pageout cannot be preloaded"));
     }
-    if let Some(user) = user_of(pid).filter(|user| reach == Reach::Own && *user != sys::euid()) {
+    if let Some(user) = tree::user_of(pid).filter(|user| reach == Reach::Own && *user != sys::euid()) {
         let remedy = if sys::euid() == 0 { ", or with --any-user" } else { "" };
         return Some(format!(
             "runs as another user than pageout ({user}), who cannot reach its run (run pageout as that user{remedy})"

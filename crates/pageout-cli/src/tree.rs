@@ -88,6 +88,12 @@ fn stat(directory: &str) -> Option<String> {
     sys::text_of(format!("{directory}/stat"))
 }
 
+/// Who a process is to others, also where it lets nobody look at it.
+pub fn user_of(pid: i32) -> Option<u32> {
+    let status = sys::text_of(format!("/proc/{pid}/status"))?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// Is there a process of this number? Where nothing more can be opened it is known all the same.
 pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)
