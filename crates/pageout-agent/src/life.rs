@@ -193,8 +193,7 @@ impl Life {
             let resident = (now.resident * PAGE) as u64;
             Stats::set(&self.stats.resident_bytes, resident);
             self.stats.resident_peak_bytes.fetch_max(resident, Ordering::Relaxed);
-            self.part.look(now, false, &kernel);
-            Stats::set(&self.stats.shared_bytes, self.part.shared_out());
+            self.look_at_part(now, false, &kernel);
             if self.part.is_due(now) {
                 break;
             }
@@ -212,6 +211,13 @@ impl Life {
         part::hold_all();
         let keeper = self.take_up(kernel, heir);
         self.follow(keeper)
+    }
+
+    /// [`Part::look`], and in the counters what counts elsewhere.
+    fn look_at_part(&mut self, now: Statm, short: bool, kernel: &Linux) -> u64 {
+        let allowance = self.part.look(now, short, kernel);
+        Stats::set(&self.stats.shared_bytes, self.part.shared_out(now));
+        allowance
     }
 
     /// What is new and not registered yet is filled by huge pages faster than anything leaves, so none are given that nobody
@@ -461,8 +467,7 @@ impl Life {
             if faults != before && engine.is_full() {
                 short_until = now + SHORT_FOR;
             }
-            let allowance = self.part.look(seen, now < short_until, &engine.kernel);
-            Stats::set(&self.stats.shared_bytes, self.part.shared_out());
+            let allowance = self.look_at_part(seen, now < short_until, &engine.kernel);
             self.keep_unasked_back(seen);
             let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
             engine.set_limit(self.files.look(keeper, seen, allowed, least));

@@ -103,8 +103,8 @@ pub struct Part {
     /// the count before that is believed at the next: until then they may not have counted.
     elsewhere: u64,
     found: u64,
-    /// All that is counted elsewhere, what is shared on purpose included, as of the last look.
-    shared_out: u64,
+    /// What of it was believed to be counted elsewhere at the last look.
+    believed: u64,
     counted: (u64, u64),
     /// Forks until then: each shares anew.
     forks: u32,
@@ -142,7 +142,7 @@ impl Part {
             // All that a fork's child begins with is its parent's.
             elsewhere: if fork::is_child() { own(now) } else { 0 },
             found: 0,
-            shared_out: 0,
+            believed: 0,
             counted: (own(now), 0),
             forks: 0,
             shared: (0, 0),
@@ -185,13 +185,13 @@ impl Part {
         seat.tell(own - elsewhere, own, short);
         seat.tell_fixed(part);
         self.view = tree.look(seat, self.limit, elsewhere > 0);
-        self.shared_out = elsewhere + self.of_others(now);
-        self.view.allowance + self.shared_out
+        self.believed = elsewhere;
+        self.view.allowance + self.shared_out(now)
     }
 
-    /// Of what was resident at the last look, what is counted in other processes, in bytes.
-    pub fn shared_out(&self) -> u64 {
-        self.shared_out
+    /// Of what was resident at the last look, `now`, what is counted in other processes, in bytes.
+    pub fn shared_out(&self, now: Statm) -> u64 {
+        self.believed + self.of_others(now)
     }
 
     /// So many bytes of the process cannot go, `files` of them of files or shared on purpose; how many of all processes together,
@@ -199,9 +199,7 @@ impl Part {
     pub fn stuck(&self, bytes: u64, files: u64, now: Statm) -> u64 {
         let Some((tree, seat)) = self.place else { return bytes };
         // Of what is shared since a fork it is not known where it counts.
-        let own =
-            bytes.saturating_sub(files).saturating_sub(self.shared_out.saturating_sub(self.of_others(now)));
-        seat.tell_stuck(own);
+        seat.tell_stuck(bytes.saturating_sub(files).saturating_sub(self.believed));
         let (there, _) = self.shared_now(now);
         bytes.min(files).saturating_sub(there) + tree.stuck()
     }

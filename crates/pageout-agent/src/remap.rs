@@ -118,7 +118,7 @@ fn me() -> u32 {
     } else if wrap::is_filtered() {
         0
     } else {
-        rustix::thread::gettid().as_raw_nonzero().get() as u32
+        sys::own_number()
     }
 }
 

@@ -87,14 +87,17 @@ fn is_out_of_reach(directory: &Path) -> bool {
     if sys::euid() != 0 {
         return true;
     }
-    let is_safe = |directory: &Path| {
-        // What is not there yet is made by us.
-        let Ok(about) = fs::metadata(directory) else { return true };
+    let is_safe = |about: fs::Metadata| {
         let is_open = about.mode() & 0o1002 == 0o002;
         is_trusted(about.uid()) && !is_open
     };
-    let real = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    real.ancestors().all(is_safe)
+    all_above(directory).into_iter().all(|(_, about)| is_safe(about))
+}
+
+/// A file or directory and all that it lies in, without what is not there yet: that is made by us.
+fn all_above(path: &Path) -> Vec<(PathBuf, fs::Metadata)> {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real.ancestors().filter_map(|at| Some((at.to_owned(), fs::metadata(at).ok()?))).collect()
 }
 
 /// May what belongs to this user decide for us? That is us, root, and who root is called in a user namespace that has none.
@@ -104,9 +107,8 @@ pub fn is_trusted(user: u32) -> bool {
 
 /// What keeps other users from coming to a file or directory, if anything does: that, or one in which it lies.
 pub fn shut(path: &Path) -> Option<PathBuf> {
-    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let is_shut = |about: fs::Metadata| about.mode() & if about.is_dir() { 0o001 } else { 0o004 } == 0;
-    real.ancestors().find(|at| fs::metadata(at).is_ok_and(is_shut)).map(Path::to_owned)
+    let is_shut = |about: &fs::Metadata| about.mode() & if about.is_dir() { 0o001 } else { 0o004 } == 0;
+    all_above(path).into_iter().find(|(_, about)| is_shut(about)).map(|(at, _)| at)
 }
 
 /// Makes `path`, and what it lies in, if it is not there, and checks that it is the user's alone, to enter or to change.

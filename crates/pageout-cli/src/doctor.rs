@@ -64,7 +64,8 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         findings.lack_by("/proc", &error, "");
     }
     userfaultfd(&mut findings);
-    if let Err(error) = kernel::device_for_all(config.reach()) {
+    let reach = config.reach();
+    if let Err(error) = kernel::device_for_all(reach) {
         findings.lack_by("other users", &error, "");
     }
     huge_pages(&mut findings);
@@ -72,7 +73,6 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
     memory_limits(&mut findings, &config);
     resource_limits(&mut findings);
     swap(&mut findings, &config);
-    let reach = config.reach();
     match serve::probe_socket(reach) {
         Ok(directory) => findings.good("socket", format_args!("in {}", directory.display())),
         Err(error) => findings.lack_by("socket", &error, ""),

@@ -588,21 +588,19 @@ impl Server {
                     ));
                 }
             }
-            // All who have the same shared memory say so.
-            (Some(Kind::Over), Some(client)) if message.a / 2 >= self.told_over => {
-                self.told_over = message.a;
-                let mebibytes = |bytes: u64| format!("{}M", bytes.div_ceil(1 << 20));
-                say::warning(format_args!(
-                    "{} ({}): {} cannot go of its memory and of the others' in the run (shared or locked memory, files of others, \
-                     code, stacks and the like); that is over the limit of {}; give at least {}",
-                    client.pid,
-                    client.name,
-                    mebibytes(message.a),
-                    mebibytes(self.settings.limit_bytes),
-                    mebibytes(message.b)
-                ));
+            (Some(Kind::Over), Some(client)) => {
+                // All who have the same shared memory say so.
+                if message.a / 2 >= self.told_over {
+                    self.told_over = message.a;
+                    let [stays, limit, least] = [message.a, self.settings.limit_bytes, message.b]
+                        .map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)));
+                    say::warning(format_args!(
+                        "{} ({}): {stays} cannot go of its memory and of the others' in the run (shared or locked memory, files \
+                         of others, code, stacks and the like); that is over the limit of {limit}; give at least {least}",
+                        client.pid, client.name
+                    ));
+                }
             }
-            (Some(Kind::Over), Some(_)) => {}
             (Some(Kind::Guest), Some(client)) => {
                 client.is_now(message.a, (connection.peer, connection.uid))?;
                 self.unlimited.forget(client.pid);

@@ -398,28 +398,24 @@ impl<K: Kernel> Engine<K> {
             // Who caused an event that was read has to run before it is pending no more; it may be on this CPU, and the
             // caller come before it.
             if read == 0 {
-                self.let_grow(regions);
                 backoff.snooze();
             }
         }
     }
 
     /// What locked memory has grown by is filled by the kernel before it tells of the move: it waits for us, who can map nothing
-    /// until that is told. So there no faults are delivered, to the end of the mapping or to what is known. Whether that was so.
-    /// An event is unread.
-    #[cold]
-    pub(crate) fn let_grow(&self, regions: &Regions) -> bool {
+    /// until that is told. So there no faults are delivered any more, to the end of the mapping or to what is known.
+    fn let_grow(&self, regions: &Regions) {
         let at = self.grown.swap(0, Relaxed);
-        if at == 0 {
-            return false;
+        if at == 0 || !self.kernel.event_pending() {
+            return;
         }
         let mapping = self.kernel.mapping(at).filter(|(start, _)| *start <= at);
-        let Some((_, end)) = mapping else { return false };
+        let Some((_, end)) = mapping else { return };
         let end = known(self, regions, (at, end)).map_or(end, |known| known.0);
         if at < end {
             self.kernel.unregister(at, end - at);
         }
-        at < end
     }
 
     /// Takes up what is registered of a range: the caller looked at the mappings a while ago, and where there was a
@@ -629,10 +625,12 @@ impl<K: Kernel> Engine<K> {
                 }
                 each(*event);
             }
+            if n == 0 {
+                self.let_grow(regions);
+            }
             if order.is_empty() || (!self.kernel.event_pending() && order.settle(self, regions)) {
                 return read;
             }
-            self.let_grow(regions);
             backoff.snooze();
         }
     }

@@ -1,7 +1,7 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
 use super::load::{together, Churn, Dice};
-use super::span::{load, pattern, Span, BLOCK, PAGE};
+use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::io::Read;
@@ -89,12 +89,6 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("dontfork-moves", "the same while threads move it", dontfork_moves).may_log(),
     Trap::new("wipeonfork", "memory that the child gets as zeros", wipeonfork).may_log(),
     Trap::new("fork-raw", "forks by the bare system call, past all handlers", fork_raw).may_log(),
-    Trap::new(
-        "clone-storm",
-        "clones while another thread sends what faults raise, to a handler whose memory is out",
-        clone_storm,
-    )
-    .may_log(),
     Trap::new("fork-asm", "forks by an instruction, past libc, while memory leaves", fork_asm).may_log(),
     Trap::new("fork-asm-made", "the same by code that the program has written", fork_asm_made).may_log(),
     Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
@@ -299,7 +293,8 @@ fn fork_small_stack(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
-extern "C" fn reads_a_byte(at: *mut c_void) -> c_int {
+/// What a clone does: it ends with the byte that is pointed to.
+pub(super) extern "C" fn reads_a_byte(at: *mut c_void) -> c_int {
     // SAFETY: what is given below, of which the child has a copy.
     unsafe { at.cast::<*const u8>().read().read_volatile() }.into()
 }
@@ -1144,56 +1139,6 @@ fn fork_raw(ctx: &Ctx) -> Outcome {
         _ => {}
     }
     field.check(2)
-}
-
-static STORM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
-
-extern "C" fn reads_in_storm(_: c_int) {
-    let [start, len, turn] = &STORM;
-    let pages = len.load(Ordering::Relaxed) / PAGE;
-    let at = start.load(Ordering::Relaxed) + turn.fetch_add(97, Ordering::Relaxed) % pages * PAGE;
-    if load(at) != pattern(at, 1) {
-        // SAFETY: ends the program from a handler.
-        unsafe { libc::abort() };
-    }
-}
-
-/// The handler waited for its page between a bequest and its clone, when nobody gets one.
-fn clone_storm(ctx: &Ctx) -> Outcome {
-    let (field, mut ballast) = ctx.evicted()?;
-    STORM[0].store(field.start, Ordering::Relaxed);
-    STORM[1].store(field.len, Ordering::Relaxed);
-    // SAFETY: the handler calls nothing that is not allowed there.
-    unsafe { libc::signal(libc::SIGTRAP, reads_in_storm as *const () as libc::sighandler_t) };
-    let stack = sys::map(256 << 10)?;
-    // SAFETY: takes nothing.
-    let (me, over) = (unsafe { libc::pthread_self() }, AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                // SAFETY: the thread is there until the scope ends.
-                unsafe { libc::pthread_kill(me, libc::SIGTRAP) };
-                std::thread::sleep(std::time::Duration::from_micros(200));
-            }
-        });
-        let deadline = ctx.deadline();
-        let mut storm = || {
-            let mut byte = field.page(7).as_ptr::<u8>().cast_const();
-            while std::time::Instant::now() < deadline {
-                let top = stack.end() as *mut c_void;
-                // SAFETY: the child has a copy of all, and a stack of its own.
-                let child = unsafe { libc::clone(reads_a_byte, top, libc::SIGCHLD, (&raw mut byte).cast()) };
-                // SAFETY: a page of the field.
-                sys::wait_for(sys::ret("clone", child)?, unsafe { byte.read() }.into())?;
-                ballast.walk()?;
-            }
-            Ok::<(), Stop>(())
-        };
-        let done = storm();
-        over.store(true, Ordering::Relaxed);
-        done
-    })?;
-    field.check(1)
 }
 
 /// A fork that libc knows nothing of. The child calls nothing that keeps state and leaves by `_exit`.

@@ -1,5 +1,6 @@
 //! Programs that catch, raise and die of signals while their memory is out.
 
+use super::forks::reads_a_byte;
 use super::load::{together, Ballast, Churn, Dice};
 use super::span::{load, pattern, store, Span, PAGE};
 use super::{ensure, sys, Ctx, End, Outcome, Stop, Trap};
@@ -7,7 +8,7 @@ use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new(
@@ -29,6 +30,12 @@ pub const TRAPS: &[Trap] = &[
         "the same to a thread that makes threads, while memory comes and goes",
         signal_threads,
     ),
+    Trap::new(
+        "clone-storm",
+        "clones while another thread sends what faults raise, to a handler whose memory is out",
+        clone_storm,
+    )
+    .may_log(),
     Trap::new("signal-pending", "has blocked what an instruction raises, and it is pending", signal_pending),
     Trap::new("crash", "dies of SIGSEGV", crash).ends(End::Signal(libc::SIGSEGV)),
     Trap::new("abort", "dies of SIGABRT", abort).ends(End::Signal(libc::SIGABRT)),
@@ -347,6 +354,24 @@ fn signal_storm(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+/// Does `work` while another thread sends this one a signal again and again.
+fn amid_signals(signal: c_int, every: Duration, work: impl FnOnce() -> Outcome) -> Outcome {
+    // SAFETY: has no conditions.
+    let (me, over) = (unsafe { libc::pthread_self() }, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: that thread waits for this one.
+                unsafe { libc::pthread_kill(me, signal) };
+                std::thread::sleep(every);
+            }
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
 /// Wherever the signal comes in the making of a thread, its handler gets its page.
 fn signal_threads(ctx: &Ctx) -> Outcome {
     let (field, _) = ctx.evicted()?;
@@ -354,37 +379,48 @@ fn signal_threads(ctx: &Ctx) -> Outcome {
     sys::handle(libc::SIGUSR1, libc::SA_RESTART, touch_next)?;
     let churn = Churn::start(ctx.half())?;
     let deadline = ctx.deadline();
-    // SAFETY: has no conditions.
-    let maker = unsafe { libc::pthread_self() };
     let stop = AtomicBool::new(false);
-    let outcome = std::thread::scope(|scope| {
-        let others = [
-            scope.spawn(|| -> Outcome {
-                while !stop.load(Ordering::Relaxed) {
-                    // SAFETY: the maker waits for this thread.
-                    unsafe { libc::pthread_kill(maker, libc::SIGUSR1) };
-                    std::thread::sleep(std::time::Duration::from_micros(20));
-                }
-                Ok(())
-            }),
+    amid_signals(libc::SIGUSR1, Duration::from_micros(20), || {
+        std::thread::scope(|scope| {
             // What is taken up takes memory of the engine's.
-            scope.spawn(|| -> Outcome {
+            let other = scope.spawn(|| -> Outcome {
                 while !stop.load(Ordering::Relaxed) {
                     let new = sys::map(4 << 20)?;
                     new.pieces(PAGE).for_each(|page| store(page.start, 1));
                     sys::unmap(new)?;
                 }
                 Ok(())
-            }),
-        ];
-        while Instant::now() < deadline {
-            let _ = std::thread::spawn(|| {}).join();
-        }
-        stop.store(true, Ordering::Relaxed);
-        others.into_iter().try_for_each(|other| other.join().expect("the thread does not panic"))
-    });
-    outcome?;
+            });
+            while Instant::now() < deadline {
+                let _ = std::thread::spawn(|| {}).join();
+            }
+            stop.store(true, Ordering::Relaxed);
+            other.join().expect("the thread does not panic")
+        })
+    })?;
     churn.end()?;
+    field.check(1)
+}
+
+/// The handler waited for its page between a bequest and its clone, when nobody gets one.
+fn clone_storm(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    guard(field);
+    sys::handle(libc::SIGTRAP, libc::SA_RESTART, touch_next)?;
+    let stack = sys::map(256 << 10)?;
+    let deadline = ctx.deadline();
+    amid_signals(libc::SIGTRAP, Duration::from_micros(200), || {
+        let mut byte = field.page(7).as_ptr::<u8>().cast_const();
+        while Instant::now() < deadline {
+            let (top, argument) = (stack.end() as *mut c_void, (&raw mut byte).cast());
+            // SAFETY: the child has a copy of all, and a stack of its own.
+            let child = unsafe { libc::clone(reads_a_byte, top, libc::SIGCHLD, argument) };
+            // SAFETY: a page of the field.
+            sys::wait_for(sys::ret("clone", child)?, unsafe { byte.read() }.into())?;
+            ballast.walk()?;
+        }
+        Ok(())
+    })?;
     field.check(1)
 }
 

@@ -387,10 +387,6 @@ impl Server {
                     order,
                 ),
             };
-            let waits = !matches!(brought, Brought::Done(_)) && engine.kernel.grows(fault.thread);
-            if waits && engine.kernel.event_pending() && engine.let_grow(&engine.events.read()) {
-                return true;
-            }
             match brought {
                 Brought::Done(end) => {
                     let ahead = core::mem::take(&mut self.incoming.ahead);

@@ -181,14 +181,12 @@ impl BlockState {
         if !self.parked {
             return 0;
         }
-        let units = || self.units.iter().flatten();
-        self.parked = units().any(|unit| unit.usage.parked != Parked::No);
-        let is_whole = |unit: &Unit| unit.usage.parked == Parked::Whole;
-        if self.huge && units().any(|unit| is_whole(unit)) {
+        let parked = || self.units.iter().flatten().filter(|unit| unit.usage.parked != Parked::No);
+        self.parked = parked().next().is_some();
+        if self.huge && parked().any(|unit| unit.usage.parked == Parked::Whole) {
             return self.resident as usize;
         }
-        let parked = units().filter(|unit| unit.usage.parked != Parked::No);
-        parked.map(|unit| unit.resident().count_ones() as usize).sum()
+        parked().map(|unit| unit.resident().count_ones() as usize).sum()
     }
 
     /// The unit of page `index`, if anything is known of it.
