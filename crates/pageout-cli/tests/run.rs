@@ -944,7 +944,7 @@ fn what_is_shared_on_purpose_is_gone_for_the_others() {
         while time.time() < end:\n    for i in range(0, 100 << 20, 4096): a[i] = (a[i] + 1) & 255\n\
         print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmRSS')))";
     let script = "python3 -c \"$1\" & python3 -c \"$2\"; wait";
-    let arguments = ["run", "-m", "112M", "-s", "mem,size=256M", "sh", "-c", script, "sh", shared, own];
+    let arguments = ["run", "-m", "136M", "-s", "mem,size=256M", "sh", "-c", script, "sh", shared, own];
     let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
     assert_eq!((ended.err.as_str(), ended.status), ("", 0));
     let resident: u64 = ended.out.trim().parse().unwrap();

@@ -993,3 +993,17 @@ fn frames_that_were_not_needed_keep_nothing_from_leaving() {
     assert!(resident <= 300, "{resident} pages of a limit of 256");
     end(&world);
 }
+
+/// There is no slot, nobody but who faults lets anything go, and what comes back leaves no frame: those of pages that can be
+/// executed go to the kernel. The fault asked for ever again.
+#[test]
+fn a_fault_for_which_all_comes_back_takes_new_memory() {
+    let habits = Habits::ACCESS;
+    let world = world(|plan| Plan { blocks: 2, limit_pages: 344, executable: 0x10000, habits, ..plan });
+    let _on_failure = OnFailure(&world);
+    world.engine.stock();
+    world.engine.place.swapoff_begin(0);
+    touch(&world, 0, 0, 1000, true);
+    world.settle();
+    end(&world);
+}

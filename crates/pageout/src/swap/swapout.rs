@@ -190,13 +190,13 @@ impl<K: Kernel> Engine<K> {
         if passed + shared > 0 {
             self.policy.lock().rejoin();
         }
-        let left = out.pages.len();
-        if left > 0 {
-            self.weigh(out);
-            self.write(out);
-            self.settle(out);
+        if out.pages.is_empty() {
+            return 0;
         }
-        left
+        self.weigh(out);
+        self.write(out);
+        // Who asks for frames goes another way where all come back.
+        out.pages.len() - self.settle(out)
     }
 
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
@@ -373,9 +373,9 @@ impl<K: Kernel> Engine<K> {
         Stats::add(&self.stats.pswpout, written);
     }
 
-    /// Says in the words where the pages are now.
-    fn settle(&self, out: &mut Outgoing) {
-        let mut at = 0;
+    /// Says in the words where the pages are now. How many are where they were.
+    fn settle(&self, out: &mut Outgoing) -> usize {
+        let (mut at, mut returned) = (0, 0);
         while at < out.pages.len() {
             let regions = self.events.read();
             let owner = self.frames.owner(out.pages[at].frame);
@@ -406,9 +406,10 @@ impl<K: Kernel> Engine<K> {
             drop(regions);
             if at < out.pages.len() && out.pages[at].fate == Fate::Return {
                 self.return_page(out.pages[at].frame, out.of_handler);
-                at += 1;
+                (at, returned) = (at + 1, returned + 1);
             }
         }
+        returned
     }
 
     fn settle_page(&self, block: &mut BlockState, index: usize, page: &Out) {
