@@ -2,7 +2,7 @@
 //! clears a word there, for which `pthread_join` waits) and the robust mutexes that the thread still holds.
 //! Their units must stay, see `pageout::space::pins`.
 //!
-//! Control blocks are pinned when their thread starts; mutexes when it ends, which a destructor of
+//! Control blocks are pinned from the start of their thread until it has gone; mutexes when it ends, which a destructor of
 //! thread-specific data learns in time, whether the thread returns, calls `pthread_exit` or is cancelled. A
 //! process that is killed tells nobody: then the list of mutexes ends where a page is out.
 //!
@@ -15,14 +15,28 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
-use pageout::space::pins::Pins;
+use pageout::space::pins::{Pinned, Pins};
 
 /// Units that must stay.
 pub static PINS: Pins = Pins::new();
 
-/// Control blocks of the threads that there are; addresses, 0 = free. Those from `USED` on were never taken.
-static BLOCKS: [AtomicUsize; 16384] = [const { AtomicUsize::new(0) }; 16384];
+/// Control blocks of the threads that there are, and of those on their way out; addresses, with a state below; 0 = free.
+/// Those from `USED` on were never taken.
+static BLOCKS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// The numbers of those that leave.
+static THREADS: [AtomicU32; MOST] = [const { AtomicU32::new(0) }; MOST];
+/// How many leave, or have left: the next at the same place finds all pinned.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+const MOST: usize = 16384;
+/// Its thread is about to end, or has.
+const LEAVES: usize = 1;
+/// Somebody looks whether it has.
+const HELD: usize = 2;
+/// It could not be pinned, and goes on being a stack.
+const LOOSE: usize = 4;
+const STATES: usize = LEAVES | HELD | LOOSE;
 
 /// Key of the thread-specific data whose destructor ends a thread.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -45,9 +59,19 @@ fn used() -> &'static [AtomicUsize] {
     &BLOCKS[..USED.load(Ordering::Acquire)]
 }
 
-/// The control blocks known.
+fn replace(slot: &AtomicUsize, old: usize, new: usize) -> bool {
+    slot.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+}
+
+/// The control blocks of the threads that there are.
 pub fn control_blocks() -> Vec<usize> {
-    used().iter().map(|block| block.load(Ordering::Acquire)).filter(|block| *block != 0).collect()
+    let blocks = used().iter().map(|slot| slot.load(Ordering::Acquire));
+    blocks.filter(|block| *block != 0 && block & LEAVES == 0).map(|block| block & !STATES).collect()
+}
+
+/// Where the kernel touches it. The static thread-local block lies below it, the thread's descriptor above.
+fn places(block: usize) -> [usize; 3] {
+    [block - 0x1000, block, block + 0x1000]
 }
 
 /// Before `main`, in the first thread.
@@ -107,18 +131,21 @@ pub fn enter_thread() {
         return;
     }
     let block = control_block();
-    // The static thread-local block lies below it, the thread's descriptor above.
-    let known = pin([block - 0x1000, block, block + 0x1000]);
-    let takes = |slot: &AtomicUsize| {
-        let taken = slot.compare_exchange(0, block, Ordering::AcqRel, Ordering::Acquire);
-        taken.map_or_else(|other| other == block, |_| true)
+    // Of an earlier thread at the same place all is pinned, unless it is being let go.
+    let takes_over = |slot: &AtomicUsize| match slot.load(Ordering::Acquire) {
+        held if held == block => true,
+        held if held == block | LEAVES && replace(slot, held, block) => {
+            LEFT.fetch_sub(1, Ordering::Relaxed);
+            true
+        }
+        _ => false,
     };
-    match BLOCKS.iter().position(takes) {
-        Some(place) => _ = USED.fetch_max(place + 1, Ordering::AcqRel),
-        None => tell_of_many(),
-    }
-    if !known {
-        fork::settle();
+    if !used().iter().any(takes_over) {
+        let state = if pin(places(block), Pins::pin) { 0 } else { LOOSE };
+        match BLOCKS.iter().position(|slot| replace(slot, 0, block | state)) {
+            Some(place) => _ = USED.fetch_max(place + 1, Ordering::AcqRel),
+            None => tell_of_many(),
+        }
     }
     // If it went out before it was pinned, it comes in now.
     touch(block);
@@ -127,13 +154,18 @@ pub fn enter_thread() {
     unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
 }
 
-/// Pins places; whether all of them were.
-fn pin<const N: usize>(places: [usize; N]) -> bool {
-    let known = places.iter().all(|place| PINS.is_pinned(*place));
-    if !places.iter().all(|place| PINS.pin(*place)) {
+/// Pins places one way or the other, and waits for what is letting them go. Whether there was room for all.
+fn pin<const N: usize>(places: [usize; N], by: fn(&Pins, usize) -> Pinned) -> bool {
+    let pinned = places.map(|place| by(&PINS, place));
+    if pinned.contains(&Pinned::Fresh) {
+        fork::settle();
+        places.iter().for_each(|place| PINS.settled(*place));
+    }
+    let all = !pinned.contains(&Pinned::Not);
+    if !all {
         tell_of_many();
     }
-    known
+    all
 }
 
 /// There have been more threads than there is room for.
@@ -149,8 +181,8 @@ fn tell_of_many() {
 
 /// Has a word stay that the kernel clears when a thread ends, if it can be written.
 pub fn keep_word(address: usize) {
-    if address != 0 && !pin([address, address + 3]) {
-        fork::settle();
+    if address != 0 {
+        pin([address, address + 3], Pins::keep);
     }
     // If it went out before it was pinned, it comes in now. What is no memory is the kernel's to refuse.
     wrap::bring_in(address, 4);
@@ -170,18 +202,48 @@ struct RobustList {
     pending: usize,
 }
 
-/// In a fork's child, whose only thread is the calling one.
+/// In a fork's child, whose only thread is the calling one: of the others the kernel touches nothing here.
 pub fn forget_others() {
     let own = control_block();
-    forget(|block| block != own);
+    for slot in used() {
+        let held = slot.load(Ordering::Acquire);
+        if held & !STATES != own {
+            slot.store(0, Ordering::Release);
+            unpin(held);
+        } else if held & LEAVES != 0 {
+            // It forks on its way out, and will not be asked again. The number that it had is another's.
+            slot.store(own, Ordering::Release);
+        }
+    }
+    LEFT.store(0, Ordering::Relaxed);
 }
 
-/// Where these were may be any memory from now on.
-fn forget(gone: impl Fn(usize) -> bool) {
-    for slot in used() {
+fn unpin(held: usize) {
+    // What is loose may have some.
+    if held != 0 && held & LOOSE == 0 {
+        places(held & !STATES).iter().for_each(|place| PINS.unpin(*place));
+    }
+}
+
+/// Lets go of what the kernel touched of threads that have gone, if more than `kept` have: others will begin where they were.
+/// For any thread of the keeper.
+pub fn let_go(kept: usize) {
+    // Of the number of one elsewhere nobody knows here whose it is.
+    if LEFT.load(Ordering::Relaxed) <= kept || !has_one_namespace() {
+        return;
+    }
+    for (slot, thread) in used().iter().zip(&THREADS) {
         let block = slot.load(Ordering::Acquire);
-        if block != 0 && gone(block) {
+        // No other can come to its place and leave while it is held.
+        if block & (LEAVES | HELD) != LEAVES || !replace(slot, block, block | HELD) {
+            continue;
+        }
+        if sys::has_ended(thread.load(Ordering::Relaxed)) {
             slot.store(0, Ordering::Release);
+            LEFT.fetch_sub(1, Ordering::Relaxed);
+            unpin(block);
+        } else {
+            slot.store(block, Ordering::Release);
         }
     }
 }
@@ -190,9 +252,12 @@ fn forget(gone: impl Fn(usize) -> bool) {
 /// what the kernel touches of that is pinned.
 extern "C" fn leave_thread(_: *mut c_void) {
     let own = control_block();
-    // What could not be pinned goes on being a stack.
-    if PINS.is_pinned(own) {
-        forget(|block| block == own);
+    for (slot, thread) in used().iter().zip(&THREADS) {
+        if slot.load(Ordering::Acquire) == own {
+            thread.store(sys::own_number(), Ordering::Relaxed);
+            LEFT.fetch_add(1, Ordering::Relaxed);
+            slot.store(own | LEAVES, Ordering::Release);
+        }
     }
     let offset = ROBUST_LIST.load(Ordering::Relaxed);
     if offset == 0 {
@@ -200,15 +265,15 @@ extern "C" fn leave_thread(_: *mut c_void) {
     }
     let list = own.wrapping_add_signed(offset) as *const RobustList;
     let mut fresh = false;
-    each_robust(list, |address| {
-        fresh |= !PINS.is_pinned(address);
-        PINS.pin(address);
-    });
+    each_robust(list, |address| fresh |= PINS.keep(address) == Pinned::Fresh);
     if fresh {
         // What was being let go when it was pinned is gone now, and comes in for good.
         fork::settle();
     }
-    each_robust(list, |address| _ = wrap::can_be_read(address));
+    each_robust(list, |address| {
+        PINS.settled(address);
+        wrap::can_be_read(address);
+    });
 }
 
 /// Shows the addresses that the kernel will touch on its way through a list. It ends, as there, where a mutex has been

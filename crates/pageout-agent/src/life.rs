@@ -25,7 +25,7 @@ use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::{HugePages, Kernel, Linux, Statm};
 use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
 use pageout::space::discover::{bss_end, Area, Walk};
-use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE};
+use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE, UNIT};
 use pageout::stats::Stats;
 use pageout::swap::Place;
 use pageout::sync::LockClass;
@@ -85,6 +85,8 @@ const MOST_SHARDS: usize = 64;
 /// How often units that could not leave are tried again, in ns; and the more seldom the more there are, so many for each.
 const UNPARK_EVERY: u64 = 300_000_000;
 const UNPARK_EACH: u64 = 500_000;
+/// This part of the limit may stay where threads have gone: others that begin there find it pinned.
+const LEFT_SHARE: usize = 64;
 
 pub struct Life {
     watch: OwnedFd,
@@ -289,6 +291,7 @@ impl Life {
 
     /// What is there of the program's memory. Ends with the program.
     fn look(&mut self, kernel: &Linux) -> Statm {
+        exit::let_go(self.settings.limit_bytes as usize / LEFT_SHARE / (2 * UNIT));
         self.sight.look(kernel).unwrap_or_else(|| {
             self.end(BYE_EXEC);
             kernel.statm()

@@ -163,9 +163,13 @@ pub fn own_number() -> u32 {
 
 /// Has whoever has it ended, and another process goes on with this memory?
 pub fn is_orphan(baton: &Baton) -> bool {
-    let whose = Pid::from_raw(baton.owner() as i32);
+    has_ended(baton.owner())
+}
+
+/// Has the thread of this number (0: nobody) ended? Then the kernel touches nothing of it any more.
+pub fn has_ended(thread: u32) -> bool {
     // Another user's is there, too.
-    whose.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
+    Pid::from_raw(thread as i32).is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
 }
 
 /// Waits until somebody is woken by `word`, which is `was`, or a tenth of a second. Is that over?

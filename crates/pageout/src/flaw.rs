@@ -41,6 +41,8 @@ pub enum Flaw {
     BatonUnsure,
     /// Who waits for a reader of events does not wait.
     CaughtUpAtOnce,
+    /// Who pins what another has pinned takes it for settled.
+    PinUnsettled,
 }
 
 #[cfg(any(loom, shuttle))]

@@ -176,9 +176,12 @@ fn pinned_bytes_stay() {
         }
         verify(&region.as_slice::<u64>()[..MIB], 9);
         drop(pinned);
-        fill(&mut region.as_mut_slice::<u64>()[MIB..], 1);
-        fill(&mut region.as_mut_slice::<u64>()[MIB..], 2);
-        assert!(resident_pages(&region, range.clone()) < 512, "what is not pinned any more can leave");
+        // It has its second chances first, as all else.
+        let left = (0..10).any(|round| {
+            fill(&mut region.as_mut_slice::<u64>()[MIB..], round);
+            resident_pages(&region, range.clone()) < 512
+        });
+        assert!(left, "what is not pinned any more can leave");
         verify(&region.as_slice::<u64>()[..MIB], 9);
 
         let too_much = region.pin(0..12 * MIB);

@@ -1,13 +1,14 @@
-//! Models of the locks: `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test sync_models`; see `model_support`.
+//! Models of the locks, and of pins: `RUSTFLAGS="--cfg loom" cargo test --release -p pageout --test sync_models`; see `model_support`.
 #![cfg(loom)]
 
 mod model_support;
 
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use model_support::passes_and_would_notice;
 use pageout::flaw::Flaw;
+use pageout::space::pins::{Pinned, Pins};
 use pageout::sync::{Backoff, Baton, RwLock, Wait};
 
 /// One at a time has it.
@@ -83,5 +84,54 @@ fn catch_up() {
         events.wait_for_writer(Wait::Asleep);
         assert_eq!(applied.load(Relaxed), 1);
         reader.join().unwrap();
+    });
+}
+
+/// What was pinned, and brought in when that was settled, stays until it is unpinned, though neighbours come and go.
+#[test]
+fn pins() {
+    const UNIT: usize = 0x7f00_0001_0000;
+    const OTHER: usize = 0x7f00_0002_0000;
+    passes_and_would_notice(Flaw::PinUnsettled, Some(3), || {
+        struct Shared {
+            pins: Pins,
+            /// Held while pages leave.
+            leaving: Mutex<()>,
+            out: AtomicU32,
+        }
+        impl Shared {
+            fn stays_while_pinned(&self) {
+                if self.pins.pin(UNIT) == Pinned::Fresh {
+                    drop(self.leaving.lock());
+                    self.pins.settled(UNIT);
+                }
+                // A fault brings it in.
+                self.out.store(0, Relaxed);
+                thread::yield_now();
+                assert_eq!(self.out.load(Relaxed), 0);
+                self.pins.unpin(UNIT);
+            }
+        }
+        let shared = Arc::new(Shared { pins: Pins::new(), leaving: Mutex::new(()), out: AtomicU32::new(0) });
+        // A place to be taken again.
+        shared.pins.pin(OTHER);
+        shared.pins.unpin(OTHER);
+        let neighbour = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.stays_while_pinned())
+        };
+        let evictor = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _guard = shared.leaving.lock();
+                if !shared.pins.is_pinned(UNIT) {
+                    shared.out.store(1, Relaxed);
+                }
+            })
+        };
+        shared.stays_while_pinned();
+        neighbour.join().unwrap();
+        evictor.join().unwrap();
+        assert!(!shared.pins.is_pinned(UNIT));
     });
 }

@@ -158,7 +158,7 @@ fn dontneed_readers(ctx: &Ctx) -> Outcome {
 
 /// Each page of the field that is looked at, at random until then, is there before long.
 fn comes_in_time(field: Span, deadline: Instant) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const PATIENCE: Duration = Duration::from_secs(4);
     let mut dice = Dice::new(1);
     let mut longest = Duration::ZERO;
     while Instant::now() < deadline {
@@ -193,7 +193,7 @@ fn event_storm(ctx: &Ctx) -> Outcome {
 /// Three threads discard what is managed in a tight loop, and touch none of it; the fourth must get its pages all the same.
 fn discard_storm(ctx: &Ctx) -> Outcome {
     /// If one never comes it waits until this is over.
-    const LASTS: Duration = Duration::from_secs(3);
+    const LASTS: Duration = Duration::from_secs(5);
     let idle = sys::map(3 << 20)?;
     idle.fill(7);
     let (field, _) = ctx.evicted()?;
@@ -213,9 +213,9 @@ fn discard_storm(ctx: &Ctx) -> Outcome {
 
 /// The kernel gives out faults before events: those of a crowd must not keep an event from being read.
 fn event_crowd(ctx: &Ctx) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const PATIENCE: Duration = Duration::from_secs(4);
     /// If one is never read, all wait until this is over.
-    const LASTS: Duration = Duration::from_secs(4);
+    const LASTS: Duration = Duration::from_secs(5);
     let (field, _) = ctx.evicted()?;
     let fresh = sys::map(16 * PAGE)?;
     let deadline = ctx.deadline().max(Instant::now() + LASTS);

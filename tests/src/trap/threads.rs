@@ -6,7 +6,7 @@ use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("thread-churn", "threads start, read evicted memory and exit, all the time", thread_churn),
@@ -25,6 +25,7 @@ pub const TRAPS: &[Trap] = &[
         thread_places_cpuset,
     ),
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
+    Trap::new("threads-gone", "what was pinned for threads may leave when they have gone", threads_gone),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
     Trap::new("first-ends", "the first thread ends, another goes on and forks", first_ends).may_log(),
@@ -251,7 +252,7 @@ fn choose_places(ids: &[AtomicU64]) -> Outcome {
     let mut lost = [0, 0];
     for round in 0..10_000 {
         let thread = threads[round % threads.len()];
-        std::thread::sleep(std::time::Duration::from_micros(20));
+        std::thread::sleep(Duration::from_micros(20));
         // SAFETY: the threads go on until this function has returned; zeroed are empty sets and no priorities.
         unsafe {
             let (mut asked, mut set): (libc::cpu_set_t, libc::cpu_set_t) = std::mem::zeroed();
@@ -310,7 +311,7 @@ fn thread_places_cpuset(ctx: &Ctx) -> Outcome {
             let flap = || {
                 (0..100).try_for_each(|_| {
                     ["0", "1", "0-1"].iter().try_for_each(|cpus| {
-                        std::thread::sleep(std::time::Duration::from_millis(3));
+                        std::thread::sleep(Duration::from_millis(3));
                         cpuset.write("cpuset.cpus", cpus)
                     })
                 })
@@ -390,6 +391,42 @@ fn stacks_left(ctx: &Ctx) -> Outcome {
     areas.iter().try_for_each(|area| area.check(1))
 }
 
+/// What the kernel touches when a thread ends stays until it has, and no longer: elsewhere as well as where the next begins.
+fn threads_gone(ctx: &Ctx) -> Outcome {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    const PLACE: usize = 128 << 10;
+    let (field, mut ballast) = ctx.evicted()?;
+    let (low, high) = field.halves();
+    let places: Vec<Span> = high.pieces(PLACE).collect();
+    let shared = Shared {
+        field: low,
+        right: AtomicUsize::new(0),
+        wrong: AtomicBool::new(false),
+        seed: AtomicUsize::new(0),
+    };
+    for round in 1..=2 {
+        for group in places.chunks(16) {
+            let threads: Result<Vec<_>, _> =
+                group.iter().map(|place| start(Some(*place), use_own_stack, &shared)).collect();
+            threads?.into_iter().try_for_each(finish)?;
+        }
+        high.fill(round);
+        let begun = Instant::now();
+        loop {
+            ballast.walk()?;
+            let there = sys::resident(high)?;
+            if !sys::under_pageout() || there < high.pages() / 4 {
+                break;
+            }
+            ensure!(begun.elapsed() < PATIENCE, "{there} of {} pages stay in memory", high.pages());
+        }
+        high.check(round)?;
+    }
+    let (right, all) = (shared.right.load(Ordering::SeqCst), 2 * places.len());
+    ensure!(right == all, "{right} of {all} threads found all right");
+    Ok(())
+}
+
 /// Ends the thread on the spot, wherever it is, without the C library's help.
 extern "C" fn end_thread(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     // SAFETY: the threads that get the signal hold nothing.
@@ -428,7 +465,7 @@ fn exit_in_fault(ctx: &Ctx) -> Outcome {
         while shared.right.load(Ordering::SeqCst) == before {
             std::thread::yield_now();
         }
-        std::thread::sleep(std::time::Duration::from_micros(dice.roll(2000) as u64));
+        std::thread::sleep(Duration::from_micros(dice.roll(2000) as u64));
         for thread in threads {
             // SAFETY: the thread lives until it is joined.
             unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };

@@ -184,11 +184,13 @@ impl<K: Kernel> Engine<K> {
         block.unpark(first);
         Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
         if self.is_pinned(unit_start) {
-            // It is out of the queue for good; the others of its block are not.
+            // The others of its block can leave.
             if block.huge {
                 block.became_split();
                 self.requeue_units(block, block_start);
             }
+            block.park(first, false);
+            self.policy.lock().park(Turn::new((unit_start / UNIT) as u32, false));
             return None;
         }
         if block.is_held(first) {
@@ -268,7 +270,7 @@ impl<K: Kernel> Engine<K> {
         Left::Some
     }
 
-    /// Must a unit stay for good?
+    /// Must a unit stay?
     fn is_pinned(&self, unit_start: usize) -> bool {
         self.config.pins.is_some_and(|pins| pins.is_pinned(unit_start))
     }
