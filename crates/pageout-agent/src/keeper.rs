@@ -369,9 +369,9 @@ extern "C" fn keeper(_: usize) -> ! {
     // SAFETY: it manages what leaves and comes back as it was.
     let kernel = match unsafe { Linux::open_on(welcome.userfaultfd.as_ref().map(AsFd::as_fd)) } {
         Ok(kernel) if sys::serves_real_time() => {
-            kernel.everywhere().with_growths(remap::growths, remap::grower)
+            kernel.everywhere().with_growths(remap::growths, remap::growing)
         }
-        Ok(kernel) => kernel.with_growths(remap::growths, remap::grower),
+        Ok(kernel) => kernel.with_growths(remap::growths, remap::growing),
         Err(error) => {
             let why = alloc::format!("{error}");
             link.tell(&Message::with_text(Kind::Unlimited, 0, why.as_bytes()), None);

@@ -462,6 +462,7 @@ impl Life {
         let mut next_count = 0;
         loop {
             engine.stock();
+            let mark = engine.budget.mark();
             let seen = self.look(&engine.kernel);
             let resident = seen.resident;
             let now = engine.kernel.now();
@@ -474,7 +475,7 @@ impl Life {
             self.keep_unasked_back(seen);
             let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
             engine.set_limit(self.files.look(keeper, seen, allowed, least));
-            engine.measured(resident);
+            engine.measured(resident, mark);
             if now >= next_count {
                 self.count_unmanaged(keeper, seen);
                 self.tell_of_forks(keeper);
@@ -494,7 +495,7 @@ impl Life {
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.
             still = (still + 1).min(12);
-            let over = -engine.budget.load(Ordering::Relaxed) * PAGE as i64;
+            let over = -engine.budget.get() * PAGE as i64;
             // A device that failed may fail for long.
             let has_place = !engine.place.is_full() && self.stats.write_errors.load(Ordering::Relaxed) == 0;
             self.part.tell_excess(over.max(0) as u64, has_place);

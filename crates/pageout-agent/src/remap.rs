@@ -20,8 +20,9 @@ use crate::maps::Maps;
 use crate::{code, exit, fork, keeper, memory, sys, wrap};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
+use pageout::kernel::Growth;
 use pageout::space::discover::Area;
 use pageout::space::PAGE;
 use pageout::sync::{Baton, Wait};
@@ -45,6 +46,9 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Calls by which memory may grow that are under way, and how many have been made that the kernel did not refuse.
 static GROWING: AtomicU32 = AtomicU32::new(0);
 static GROWN: AtomicU32 = AtomicU32::new(0);
+/// Of the last that began its number, by how many bytes, and while it is under way the thread.
+static GROWTH: AtomicU32 = AtomicU32::new(0);
+static GROWN_BY: AtomicUsize = AtomicUsize::new(0);
 static GROWER: AtomicU32 = AtomicU32::new(0);
 /// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
 const ABANDONED: u32 = 100;
@@ -56,9 +60,11 @@ pub fn growths() -> Option<u32> {
     (none_grows && GROWN.load(Ordering::SeqCst) == grown).then_some(grown)
 }
 
-/// The thread that has memory grow now; 0: none, or it is not known.
-pub fn grower() -> u32 {
-    GROWER.load(Ordering::SeqCst)
+/// The call by which memory grows now; none, or it is not known. Of a thread that is in it all is true.
+pub fn growing() -> Option<Growth> {
+    let thread = GROWER.load(Ordering::SeqCst);
+    let (number, by) = (GROWTH.load(Ordering::SeqCst), GROWN_BY.load(Ordering::SeqCst));
+    (thread != 0).then_some(Growth { number, thread, by })
 }
 
 /// In a fork's child: nobody is here who may be moving memory.
@@ -97,10 +103,12 @@ fn one_at_a_time<T>(work: impl FnOnce() -> T) -> T {
 
 /// The same for a call by which memory may grow, of which nothing tells: if it was `done`. Nor does a fork come into it: its child
 /// would have what was unmapped where memory has grown to.
-pub fn grow<T>(work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
+pub fn grow<T>(by: usize, work: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
     beside_no_fork(|| {
         one_at_a_time(|| {
             GROWING.fetch_add(1, Ordering::SeqCst);
+            GROWTH.fetch_add(1, Ordering::SeqCst);
+            GROWN_BY.store(by, Ordering::SeqCst);
             GROWER.store(me(), Ordering::SeqCst);
             let done = work();
             GROWER.store(0, Ordering::SeqCst);
@@ -185,7 +193,7 @@ unsafe fn call(old: usize, old_len: usize, new_len: usize, flags: usize, new: us
         done.inspect(|at| code::moves(*at, new_len))
     };
     if new_len > old_len {
-        grow(work, Result::is_ok)
+        grow((new_len.div_ceil(PAGE) - old_len.div_ceil(PAGE)) * PAGE, work, Result::is_ok)
     } else {
         one_at_a_time(work)
     }

@@ -12,6 +12,7 @@ use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
 use crate::page::Tag;
 use crate::reclaim::ahead::Ahead;
+use crate::reclaim::budget::Budget;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::{known, Order};
 use crate::space::{
@@ -111,7 +112,7 @@ pub struct Engine<K: Kernel> {
     /// Counters.
     pub stats: &'static Stats,
     /// Pages that may still be added before the limit; below 0, pages that must go.
-    pub budget: AtomicI64,
+    pub budget: Budget,
     /// Resident pages that the address space may have.
     pub(crate) limit_pages: AtomicI64,
     /// Resident pages that the limit gives way to ([`Engine::give_way`]).
@@ -177,8 +178,10 @@ pub struct Engine<K: Kernel> {
     pub(crate) still: AtomicBool,
     /// So many wait for an event to be over.
     held_up: AtomicU32,
-    /// Where the last fault was, 0 for none, of who moves memory and has it grow ([`Kernel::grows`]).
-    grown: AtomicUsize,
+    /// The number of the call that moved memory and had it grow ([`Kernel::growing`]) whose faults were read last, and where the
+    /// first was.
+    grown: AtomicU32,
+    grown_from: AtomicUsize,
 }
 
 static POLICY_LOCKS: LockClass = LockClass::new();
@@ -210,7 +213,7 @@ impl<K: Kernel> Engine<K> {
             events: RwLock::new(Regions::default()),
             policy: Lock::new(policy, &POLICY_LOCKS),
             stats,
-            budget: AtomicI64::new(0),
+            budget: Budget::new(),
             limit_pages: AtomicI64::new(config.limit_pages),
             floor_pages: AtomicI64::new(0),
             ahead: Ahead::new(),
@@ -244,7 +247,8 @@ impl<K: Kernel> Engine<K> {
             touched: AtomicBool::new(false),
             still: AtomicBool::new(false),
             held_up: AtomicU32::new(0),
-            grown: AtomicUsize::new(0),
+            grown: AtomicU32::new(0),
+            grown_from: AtomicUsize::new(0),
         }
     }
 
@@ -404,15 +408,25 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// What locked memory has grown by is filled by the kernel before it tells of the move: it waits for us, who can map nothing
-    /// until that is told. So there no faults are delivered any more, to the end of the mapping or to what is known.
+    /// until that is told. So there no faults are delivered any more. Where libc does not say how much it is, to the end of the
+    /// mapping or to what is known. Not of a call that is over: anything may be there by now, and what is out would be zeros.
     fn let_grow(&self, regions: &Regions) {
-        let at = self.grown.swap(0, Relaxed);
-        if at == 0 || !self.kernel.event_pending() {
+        let (number, at) = (self.grown.load(Relaxed), self.grown_from.load(Relaxed));
+        let Some(growth) = self.kernel.growing().filter(|growth| growth.number == number) else { return };
+        // Where it grew in place that is not told, and its faults are answered.
+        let is_there =
+            || self.kernel.scan(at, at + PAGE, &mut [Found { start: 0, end: 0, huge: false }]).0 > 0;
+        if !self.kernel.event_pending() || is_there() {
             return;
         }
-        let mapping = self.kernel.mapping(at).filter(|(start, _)| *start <= at);
-        let Some((_, end)) = mapping else { return };
-        let end = known(self, regions, (at, end)).map_or(end, |known| known.0);
+        let end = match growth.by {
+            0 => {
+                let mapping = self.kernel.mapping(at).filter(|(start, _)| *start <= at);
+                let Some((_, end)) = mapping else { return };
+                known(self, regions, (at, end)).map_or(end, |known| known.0)
+            }
+            by => at + by,
+        };
         if at < end {
             self.kernel.unregister(at, end - at);
         }
@@ -619,8 +633,10 @@ impl<K: Kernel> Engine<K> {
             }
             for event in &events[..n] {
                 if let Event::Fault(fault) = event {
-                    if self.kernel.grows(fault.thread) {
-                        self.grown.store(page_start(fault.address), Relaxed);
+                    let growth = self.kernel.growing().filter(|growth| growth.thread == fault.thread);
+                    if let Some(growth) = growth.filter(|growth| growth.number != self.grown.load(Relaxed)) {
+                        self.grown.store(growth.number, Relaxed);
+                        self.grown_from.store(page_start(fault.address), Relaxed);
                     }
                 }
                 each(*event);

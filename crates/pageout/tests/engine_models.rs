@@ -124,11 +124,17 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
         for _ in 0..2 {
             scope.spawn(move || until(stop, || world.serve()));
         }
+        // What came in stays until it is used, however late the thread that waited for it has its turn.
+        let is_used = |seen: &mut u64| {
+            let before = std::mem::replace(seen, world.program.lock().unwrap().done);
+            before != *seen || !world.engine.kernel.waiting().is_empty()
+        };
         scope.spawn(move || {
+            let mut seen = u64::MAX;
             until(stop, || {
                 // Not all the time: no page would stay until it is used.
-                let below = world.engine.budget.load(pageout::sync::atomic::Ordering::Relaxed).max(0);
-                if below as usize + world.engine.frames.ready_pages() < 40 {
+                let below = world.engine.budget.get().max(0);
+                if below as usize + world.engine.frames.ready_pages() < 40 && is_used(&mut seen) {
                     world.evict(16);
                 }
             })
@@ -136,12 +142,9 @@ fn with_engine(world: &Arc<World>, mut others: Vec<Box<dyn FnMut(&Arc<World>) + 
         scope.spawn(move || {
             let mut seen = u64::MAX;
             until(stop, || {
-                // What came in stays until it is used, however late the thread that waited for it has its turn.
-                let done = world.program.lock().unwrap().done;
-                if done == seen && world.engine.kernel.waiting().is_empty() {
+                if !is_used(&mut seen) {
                     return;
                 }
-                seen = done;
                 world.balance();
                 // What can go is tried again when some time has passed.
                 world.engine.kernel.advance(10_000_000);
@@ -283,6 +286,7 @@ fn forks_while_mappings_move() {
             }
             world.engine.disinherit(&slots);
         };
-        with_engine(&world, vec![Box::new(forks)]);
+        // What is unmapped is room again only when that is counted.
+        with_engine(&world, vec![Box::new(forks), Box::new(|world: &Arc<World>| world.look())]);
     });
 }

@@ -239,7 +239,7 @@ fn s1_9_it_is_charged_as_a_whole_or_not_at_all() {
     evict_all(&world);
     let charged = |world: &World| {
         let resident = world.engine.kernel.resident_pages() as i64;
-        assert_eq!(resident + world.engine.budget.load(pageout::sync::atomic::Ordering::Relaxed), 512);
+        assert_eq!(resident + world.engine.budget.get(), 512);
         resident
     };
     for (page, there) in [(7, [true, false]), (BLOCK_PAGES + 7, [false, true]), (8, [true, false])] {

@@ -154,7 +154,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     let counters = |name: &str| engine.stats.counters().find(|(known, _)| *known == name).unwrap().1;
 
     // New memory: there is room below the limit.
-    engine.budget.store(1 << 20, SeqCst);
+    engine.budget.set(1 << 20, engine.budget.mark());
     answered_in_handler(engine, write_all);
     assert_eq!(ALLOCATED.load(SeqCst), 0, "new memory");
 
@@ -163,7 +163,7 @@ fn the_fault_path_runs_in_a_signal_handler_and_allocates_nothing() {
     let mut out = Outgoing::new();
     while engine.frames.ready_pages() < FRAMES - 2 * CHUNK && engine.evict(&mut out, 256) > 0 {}
     assert!(counters("pswpout") > 500);
-    engine.budget.store(0, SeqCst);
+    engine.budget.set(0, engine.budget.mark());
     assert!(answered_in_handler(engine, all_there));
     assert!(counters("pswpin") > 500);
     assert_eq!(ALLOCATED.load(SeqCst), 0, "from the device");
@@ -199,7 +199,7 @@ fn what_is_another_engines_by_now_is_left_to_it() {
     };
     // The kernel would take the zeros: it asks only whether the page is registered.
     for engine in [engine, other] {
-        engine.budget.store(1 << 20, SeqCst);
+        engine.budget.set(1 << 20, engine.budget.mark());
         assert!(!is_there());
         Server::new().answer(engine, Fault { address: page, write: true, thread: 1 });
     }

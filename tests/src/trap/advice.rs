@@ -33,6 +33,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
     Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
     Trap::new("mlock-grows", "locked memory grows by moves while other threads fault", mlock_grows),
+    Trap::new("mlock-grows-over", "locked memory grows by a move over memory that is out", mlock_grows_over),
+    Trap::new("mlock-grew", "what is out moves to where locked memory has grown and gone", mlock_grew),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
@@ -364,6 +366,54 @@ fn mlock_grows(ctx: &Ctx) -> Outcome {
     }
     churn.end()?;
     field.check(1)
+}
+
+/// What was there is told to be gone only after the move, too.
+fn mlock_grows_over(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let len = ctx.size / 64;
+    for (round, place) in field.pieces(4 * len).take(8).enumerate() {
+        let locked = sys::map(len)?;
+        sys::lock(locked)?;
+        locked.fill(2);
+        ballast.walk()?;
+        let to = place.start + round * PAGE;
+        let moved = sys::remap(locked, len + 16 * PAGE, sys::FIXED, to)?;
+        moved.part(0, len).check_as(locked.start, 2)?;
+        moved.part(len, 16 * PAGE).check_zero()?;
+        let behind = round * PAGE + moved.len;
+        place.part(behind, place.len - behind).check(1)?;
+        place.part(0, round * PAGE).check(1)?;
+    }
+    Ok(())
+}
+
+/// Where it grew was remembered for too long: what was moved there lost its registration, and what was out of it.
+fn mlock_grew(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let mut field = sys::map(ctx.half())?;
+    field.fill(1);
+    let was = field.start;
+    let room = sys::map(4 * field.len)?;
+    sys::unmap(room)?;
+    let len = ctx.size / 128;
+    let deadline = ctx.deadline();
+    let mut rounds = 0;
+    while rounds < 16 || Instant::now() < deadline {
+        let there = room.start + field.len / 2;
+        let locked = sys::map_at(there, len, sys::RW, sys::ANON | libc::MAP_FIXED_NOREPLACE)?;
+        sys::lock(locked)?;
+        locked.fill(2);
+        std::thread::sleep(Duration::from_millis(30));
+        let grown = sys::remap(locked, len + 16 * PAGE, 0, 0)?;
+        sys::unmap(grown)?;
+        for to in [room.start + PAGE, room.start + 2 * field.len] {
+            field = sys::remap(field, field.len, sys::FIXED, to)?;
+            field.check_as(was, 1)?;
+        }
+        rounds += 1;
+    }
+    churn.end()
 }
 
 /// All comes in and stays; the engine's own memory is neither locked nor filled.

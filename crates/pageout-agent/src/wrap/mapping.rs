@@ -263,7 +263,7 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
     }
     part::hold_up(len.saturating_sub(usable));
     if remap::is_one(header as usize - (before & !FLAGS), object as usize + usable) {
-        return remap::grow(direct, |object| !object.is_null());
+        return remap::grow(0, direct, |object| !object.is_null());
     }
     // What are several mappings the kernel would not move: libc would copy, too, and nobody is to wait for that.
     // SAFETY: objects of libc's; without one to begin with it allocates, without a length it frees.

@@ -331,14 +331,16 @@ impl Host {
         let engine = &self.engine;
         engine.stock();
         // Who was kept from running in the middle has counted what moved meanwhile twice, or not at all.
+        let mut mark = engine.budget.mark();
         for _ in 0..RECOUNTS {
             let (begun, ran) = (Instant::now(), spent());
+            mark = engine.budget.mark();
             engine.kernel.set_resident(engine.space.resident().0);
             if begun.elapsed() < spent() - ran + UNDISTURBED {
                 break;
             }
         }
-        engine.measure();
+        engine.measured(engine.kernel.resident_pages(), mark);
         if engine.pressed() {
             engine.kick();
         }

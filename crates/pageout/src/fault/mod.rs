@@ -312,7 +312,7 @@ impl Server {
     /// page tables, and to take a page costs no interrupt on another CPU. What came in by COPY ([`Engine::is_copied`])
     /// left its frame filled; as much goes back to the kernel.
     fn make_room<K: Kernel>(&mut self, engine: &Engine<K>) {
-        let over = || !self.inline && engine.budget.load(Relaxed) < 0;
+        let over = || !self.inline && engine.budget.get() < 0;
         // What lies ready goes before what is in use.
         while over() && engine.room() >= 2 * ROOM && engine.drop_small(CHUNK) > 0 {}
         if (over() || engine.room() < ROOM) && !engine.is_stuck() {
@@ -517,7 +517,7 @@ impl Server {
                 let frame = word.payload() as u32;
                 match engine.kernel.copy(at, engine.frames.address(frame), PAGE, true) {
                     Ok(()) => {
-                        engine.budget.fetch_sub(1, Relaxed);
+                        engine.budget.sub(1);
                         block.set(index, word.rescue());
                         engine.used(&mut block, block_start, index..index + 1, true);
                         Stats::add(&engine.stats.rescued, 1);
@@ -705,7 +705,7 @@ impl<K: Kernel> Engine<K> {
         if out == 0 {
             return;
         }
-        let resident = (self.limit() - self.budget.load(Relaxed)).max(0) as u64;
+        let resident = (self.limit() - self.budget.get()).max(0) as u64;
         let used = unit.resident() & out;
         let request_ns = self.request_ns.load(Relaxed);
         self.orders.lock().learn(
@@ -758,7 +758,8 @@ impl<K: Kernel> Engine<K> {
             }
         }
         // New memory while there is room below the limit; after that, memory that somebody else left.
-        let grow = self.budget.load(Relaxed) >= n as i64;
+        let grow = self.budget.take(n);
+        let mut unused = if grow { n } else { 0 };
         let parts = if grow { Some(Parts::new()) } else { self.take_frames(n, whole) };
         let Some(parts) = parts else { return Some(Brought::NoFrame) };
         let n = if grow { n } else { parts.count() };
@@ -819,9 +820,7 @@ impl<K: Kernel> Engine<K> {
             (at..at + done).for_each(|index| self.filled(&mut block, index));
             if done > 0 {
                 self.used(&mut block, block_start, at..at + done, n <= UNIT_PAGES);
-                if grow {
-                    self.budget.fetch_sub(done as i64, Relaxed);
-                }
+                unused -= if grow { done } else { 0 };
             }
             at += done;
             match errno {
@@ -840,6 +839,7 @@ impl<K: Kernel> Engine<K> {
         }
         drop(block);
         drop(regions);
+        self.budget.add(unused);
         for i in used..parts.count() {
             self.frames.give_back(parts.locate(i).0);
         }
@@ -931,15 +931,19 @@ impl<K: Kernel> Engine<K> {
 
     /// A new huge frame of zeros, if there is room below the limit.
     pub(crate) fn new_huge(&self) -> Option<u32> {
-        if self.budget.load(Relaxed) < BLOCK_PAGES as i64 {
+        if !self.budget.take(BLOCK_PAGES) {
             return None;
         }
-        let huge = self.frames.take_huge_hole()?;
-        if self.kernel.make_huge(self.frames.huge_address(huge)).is_err() {
-            self.frames.huge_emptied(huge);
-            return None;
+        let made = self.frames.take_huge_hole().filter(|huge| {
+            let made = self.kernel.make_huge(self.frames.huge_address(*huge)).is_ok();
+            if !made {
+                self.frames.huge_emptied(*huge);
+            }
+            made
+        });
+        if made.is_none() {
+            self.budget.add(BLOCK_PAGES);
         }
-        self.budget.fetch_sub(BLOCK_PAGES as i64, Relaxed);
-        Some(huge)
+        made
     }
 }

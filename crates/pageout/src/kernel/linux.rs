@@ -1,6 +1,6 @@
 //! Linux through userfaultfd, PAGEMAP_SCAN and /proc/self.
 
-use super::{Event, Fault, Found, Kernel};
+use super::{Event, Fault, Found, Growth, Kernel};
 use crate::call::call;
 use crate::sync::timeout;
 use core::fmt;
@@ -36,7 +36,7 @@ pub struct Linux {
     /// an event is unread.
     probe: usize,
     growths: fn() -> Option<u32>,
-    grower: fn() -> u32,
+    growing: fn() -> Option<Growth>,
     /// See [`Kernel::told_growths`].
     told: AtomicU32,
 }
@@ -328,15 +328,15 @@ impl Linux {
             every,
             probe: 0,
             growths: || None,
-            grower: || 0,
+            growing: || None,
             told: AtomicU32::new(NONE_TOLD),
         })
     }
 
     /// With who knows how often memory has grown, and says `None` while it does: before a call that may have it grow, until
-    /// after; and which thread is in such a call, 0 for none.
-    pub fn with_growths(mut self, growths: fn() -> Option<u32>, grower: fn() -> u32) -> Self {
-        (self.growths, self.grower) = (growths, grower);
+    /// after; and the call that is under way.
+    pub fn with_growths(mut self, growths: fn() -> Option<u32>, growing: fn() -> Option<Growth>) -> Self {
+        (self.growths, self.growing) = (growths, growing);
         self
     }
 
@@ -611,8 +611,8 @@ impl Kernel for Linux {
         self.identity.is_some() && identity(&self.uffd) == self.identity
     }
 
-    fn grows(&self, thread: u32) -> bool {
-        thread != 0 && (self.grower)() == thread
+    fn growing(&self) -> Option<Growth> {
+        (self.growing)()
     }
 
     fn unregister(&self, start: usize, len: usize) {

@@ -64,6 +64,17 @@ pub enum Event {
     },
 }
 
+/// A call that moves memory and has it grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Growth {
+    /// Tells it from those before.
+    pub number: u32,
+    /// Who calls.
+    pub thread: u32,
+    /// By so many bytes; 0: nobody knows.
+    pub by: usize,
+}
+
 /// What the engine asks of the kernel.
 pub trait Kernel: Send + Sync {
     /// Starts fault delivery for a range. Events lock held exclusively.
@@ -162,10 +173,10 @@ pub trait Kernel: Send + Sync {
         None
     }
 
-    /// Is a thread in a call that moves memory and has it grow? What locked memory has grown by the kernel fills before the move is
-    /// told of.
-    fn grows(&self, _thread: u32) -> bool {
-        false
+    /// The call under way that moves memory and has it grow, if it is known. What locked memory has grown by the kernel fills
+    /// before the move is told of.
+    fn growing(&self) -> Option<Growth> {
+        None
     }
 
     /// Ends the delivery of faults for a range, and wakes who waits there. Any lock.

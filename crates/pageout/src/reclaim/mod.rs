@@ -10,6 +10,7 @@
 //! The budget is corrected by looking at the kernel's own count ([`Engine::measure`]).
 
 pub(crate) mod ahead;
+pub mod budget;
 pub mod files;
 mod hold;
 pub mod policy;
@@ -24,6 +25,7 @@ use crate::stats::Stats;
 use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::Backoff;
+use budget::Mark;
 
 /// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
 const COUNT_ERROR: i64 = 128;
@@ -73,16 +75,16 @@ impl Round {
 impl<K: Kernel> Engine<K> {
     /// Corrects the budget by the kernel's count. Returns resident pages.
     pub fn measure(&self) -> usize {
+        let mark = self.budget.mark();
         let resident = self.kernel.resident_pages();
-        self.measured(resident);
+        self.measured(resident, mark);
         resident
     }
 
-    /// The same for who has just read the kernel's count.
-    pub fn measured(&self, resident: usize) {
+    /// The same for who has read the kernel's count since the mark.
+    pub fn measured(&self, resident: usize, mark: Mark) {
         let limit = self.limit().max(self.floor_pages.load(Relaxed));
-        let budget = limit - resident as i64;
-        self.budget.store(budget, Relaxed);
+        self.budget.set(limit - resident as i64, mark);
         let bytes = (resident * PAGE) as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
@@ -104,7 +106,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Nothing more can come in unless something leaves.
     pub fn is_full(&self) -> bool {
-        self.budget.load(Relaxed) < self.high_pages() as i64
+        self.budget.get() < self.high_pages() as i64
     }
 
     /// Evictors stop at so many filled frames; they begin at half of it.
@@ -119,7 +121,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Is much over the limit? What comes ready goes back at once then, and nothing is begun that can wait.
     pub(crate) fn is_far_over(&self) -> bool {
-        self.budget.load(Relaxed) < -(self.much() as i64)
+        self.budget.get() < -(self.much() as i64)
     }
 
     /// A fault waits until something has left.
@@ -168,7 +170,7 @@ impl<K: Kernel> Engine<K> {
     /// Does what is in use give up its place when it comes in, since others find none? Not where those that have one are few: it
     /// is far beyond the limit with them or without.
     pub(crate) fn gives_up(&self) -> bool {
-        self.place.is_full() && !self.few_have_places(self.budget.load(Relaxed))
+        self.place.is_full() && !self.few_have_places(self.budget.get())
     }
 
     /// Are the pages that have a place few, of what is there?
@@ -179,7 +181,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Is there work for an evictor?
     pub fn pressed(&self) -> bool {
-        let budget = self.budget.load(Relaxed);
+        let budget = self.budget.get();
         !self.is_helped(budget) && (budget < 0 || self.room() < self.high_pages() as i64 / 2)
     }
 
@@ -195,7 +197,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Pages that faults can take without waiting: below the limit, or in filled frames.
     pub(crate) fn room(&self) -> i64 {
-        self.budget.load(Relaxed).max(0) + self.ready_pages() as i64
+        self.budget.get().max(0) + self.ready_pages() as i64
     }
 
     /// Of `resident` pages, those that cannot go: not managed, or tried in vain not long ago. A walk over all
@@ -218,7 +220,7 @@ impl<K: Kernel> Engine<K> {
         if !self.is_far_over() {
             self.mend();
         }
-        let budget = self.budget.load(Relaxed);
+        let budget = self.budget.get();
         let ready = self.ready_pages();
         let due = self.huge_due.swap(false, Relaxed);
         let helped = self.is_helped(budget) && !due;
@@ -237,7 +239,7 @@ impl<K: Kernel> Engine<K> {
         if stuck {
             self.rest(evicted, budget);
         }
-        let budget = self.budget.load(Relaxed);
+        let budget = self.budget.get();
         if budget < 0 {
             let dropped = self.drop_ready((-budget) as usize);
             if evicted + dropped == 0 {
@@ -316,7 +318,7 @@ impl<K: Kernel> Engine<K> {
         self.stalls();
         let made = |huge: u32| self.frames.huge_filled(huge);
         for _ in 0..HUGE_TRIES {
-            let short = (BLOCK_PAGES as i64 - self.budget.load(Relaxed)).max(0) as usize;
+            let short = (BLOCK_PAGES as i64 - self.budget.get()).max(0) as usize;
             if short <= self.frames.ready_pages() {
                 self.drop_small(short);
             }
@@ -362,7 +364,7 @@ impl<K: Kernel> Engine<K> {
         let dropped = self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok();
         if dropped {
             self.frames.dropped(first);
-            self.budget.fetch_add(CHUNK as i64, Relaxed);
+            self.budget.add(CHUNK);
         }
         dropped
     }
@@ -377,7 +379,7 @@ impl<K: Kernel> Engine<K> {
             match dropped {
                 true => {
                     self.frames.emptied(*frame, 1);
-                    self.budget.fetch_add(1, Relaxed);
+                    self.budget.add(1);
                 }
                 false => self.frames.give_back(*frame),
             }
@@ -395,7 +397,7 @@ impl<K: Kernel> Engine<K> {
             return false;
         }
         self.frames.executable_dropped(chunk.frame);
-        self.budget.fetch_add(chunk.count.into(), Relaxed);
+        self.budget.add(chunk.count as usize);
         true
     }
 
@@ -419,7 +421,7 @@ impl<K: Kernel> Engine<K> {
         let dropped = self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok();
         if dropped {
             self.frames.huge_emptied(huge);
-            self.budget.fetch_add(filled as i64, Relaxed);
+            self.budget.add(filled);
         }
         dropped
     }
@@ -438,7 +440,7 @@ impl<K: Kernel> Engine<K> {
     /// A fault found too few filled frames: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
-        if self.budget.load(Relaxed) < CHUNK as i64 {
+        if self.budget.get() < CHUNK as i64 {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             self.stalls();
@@ -451,7 +453,7 @@ impl<K: Kernel> Engine<K> {
             }
             let stuck = self.is_stuck();
             // What has its place can go then; on a busy machine an evictor alone may be far behind.
-            let helps = || self.is_far_over() && !self.few_have_places(self.budget.load(Relaxed));
+            let helps = || self.is_far_over() && !self.few_have_places(self.budget.get());
             if !stuck || helps() {
                 if self.evict_directly(out, 2 * CHUNK) > 0 {
                     return;
@@ -481,7 +483,7 @@ impl<K: Kernel> Engine<K> {
                     partial.done / PAGE
                 }
             };
-        self.budget.fetch_sub((filled - before) as i64, Relaxed);
+        self.budget.sub(filled - before);
         self.frames.filled(first, filled);
     }
 }

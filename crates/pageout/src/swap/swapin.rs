@@ -219,7 +219,7 @@ impl<K: Kernel> Engine<K> {
                 continue;
             }
             if self.frames.ready_pages() < AROUND {
-                if self.budget.load(Relaxed) < AROUND as i64 {
+                if self.budget.get() < AROUND as i64 {
                     return;
                 }
                 self.grow_frames();
@@ -445,7 +445,7 @@ impl<K: Kernel> Engine<K> {
         let (done, _, errno) = self.map_copy(to, from, pages);
         let emptied = done > 0 && self.kernel.drop_frames(from, done * PAGE).is_ok();
         if emptied {
-            self.budget.fetch_add(done as i64, Relaxed);
+            self.budget.add(done);
         }
         (done, emptied, errno)
     }
@@ -460,7 +460,7 @@ impl<K: Kernel> Engine<K> {
             true => self.is_crowded_inline(),
             false => self.move_ns.load(Relaxed) > QUICK_MOVE_NS,
         };
-        interrupts && self.budget.load(Relaxed) > -most
+        interrupts && self.budget.get() > -most
     }
 
     /// A MOVE by a server. If it is of few pages its time is noted, where that is asked for.
@@ -485,7 +485,7 @@ impl<K: Kernel> Engine<K> {
             }
             Err(partial) => (0, Some(partial.errno)),
         };
-        self.budget.fetch_sub(done as i64, Relaxed);
+        self.budget.sub(done);
         (done, false, errno)
     }
 

@@ -451,7 +451,7 @@ impl<K: Kernel> Engine<K> {
             match copied.map_err(|partial| partial.errno) {
                 // Mapped already, by somebody who writes around us: theirs is the newer.
                 Ok(()) | Err(Errno::EXIST) => {
-                    self.budget.fetch_sub(copied.is_ok() as i64, Relaxed);
+                    self.budget.sub(copied.is_ok().into());
                     block.set(index, word.rescue());
                     self.used(&mut block, block_start, index..index + 1, false);
                     break;

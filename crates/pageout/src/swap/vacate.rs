@@ -14,7 +14,6 @@ use crate::kernel::Kernel;
 use crate::page::{Tag, Word};
 use crate::slot::{DeviceId, Entry};
 use crate::space::{BlockState, BLOCK_PAGES, TOP};
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 
 /// Pages that come in at once, unless a whole block does.
@@ -89,7 +88,7 @@ impl<K: Kernel> Engine<K> {
             if last.1 > TRIES {
                 break;
             }
-            if self.budget.load(Relaxed) < -SHORT {
+            if self.budget.get() < -SHORT {
                 // What comes in would have to go at once, or could not.
                 self.kick();
                 return false;
@@ -136,7 +135,7 @@ impl<K: Kernel> Engine<K> {
     /// Frames for what comes in: of new memory below the limit, else of what leaves. `false`: none can be had now.
     fn make_way(&self, incoming: &mut Incoming) -> bool {
         self.kick();
-        if self.budget.load(Relaxed) >= CHUNK as i64 {
+        if self.budget.get() >= CHUNK as i64 {
             self.grow_frames();
             return true;
         }
