@@ -142,7 +142,8 @@ pub fn enter_thread() {
     };
     if !used().iter().any(takes_over) {
         let state = if pin(places(block), Pins::pin) { 0 } else { LOOSE };
-        match BLOCKS.iter().position(|slot| replace(slot, 0, block | state)) {
+        let takes = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) == 0 && replace(slot, 0, block | state);
+        match BLOCKS.iter().position(takes) {
             Some(place) => _ = USED.fetch_max(place + 1, Ordering::AcqRel),
             None => tell_of_many(),
         }
@@ -150,8 +151,13 @@ pub fn enter_thread() {
     // If it went out before it was pinned, it comes in now.
     touch(block);
     touch(block + 0x800);
+    leave_by(key, 1);
+}
+
+/// Has [`leave_thread`] called for the calling thread, for the `turn`th time.
+fn leave_by(key: c_uint, turn: usize) {
     // SAFETY: our own key; any value but null is taken to the destructor.
-    unsafe { pthread_setspecific(key, &raw const KEY as *const c_void) };
+    unsafe { pthread_setspecific(key, turn as *const c_void) };
 }
 
 /// Pins places one way or the other, and waits for what is letting them go. Whether there was room for all.
@@ -226,13 +232,17 @@ fn unpin(held: usize) {
 }
 
 /// Lets go of what the kernel touched of threads that have gone, if more than `kept` have: others will begin where they were.
-/// For any thread of the keeper.
+/// Looks at some each time, for the end of a thread may take long. For the keeper's watch.
 pub fn let_go(kept: usize) {
+    const SOME: usize = 512;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     // Of the number of one elsewhere nobody knows here whose it is.
     if LEFT.load(Ordering::Relaxed) <= kept || !has_one_namespace() {
         return;
     }
-    for (slot, thread) in used().iter().zip(&THREADS) {
+    let first = NEXT.load(Ordering::Relaxed);
+    NEXT.store(if first + SOME < used().len() { first + SOME } else { 0 }, Ordering::Relaxed);
+    for (slot, thread) in used().iter().zip(&THREADS).skip(first).take(SOME) {
         let block = slot.load(Ordering::Acquire);
         // No other can come to its place and leave while it is held.
         if block & (LEAVES | HELD) != LEAVES || !replace(slot, block, block | HELD) {
@@ -249,8 +259,14 @@ pub fn let_go(kept: usize) {
 }
 
 /// At the end of a thread: brings in the robust mutexes that it holds, for good. Its stack may be managed from here on;
-/// what the kernel touches of that is pinned.
-extern "C" fn leave_thread(_: *mut c_void) {
+/// what the kernel touches of that is pinned. `turn`: destructors of the program's that come after may take mutexes, too, so
+/// it is called as often as libc does that.
+extern "C" fn leave_thread(turn: *mut c_void) {
+    /// PTHREAD_DESTRUCTOR_ITERATIONS.
+    const TURNS: usize = 4;
+    if (turn as usize) < TURNS {
+        leave_by(KEY.load(Ordering::Relaxed), turn as usize + 1);
+    }
     let own = control_block();
     for (slot, thread) in used().iter().zip(&THREADS) {
         if slot.load(Ordering::Acquire) == own {

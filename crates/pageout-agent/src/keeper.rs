@@ -200,7 +200,8 @@ pub fn is_there() -> bool {
     let keeper = KEEPER.load(Ordering::SeqCst);
     Pid::from_raw(keeper as i32).is_none_or(|pid| {
         // Where it is a child, it is there until it is waited for.
-        sys::wait_for_clone(keeper, true).is_none() && rustix::process::test_kill_process(pid).is_ok()
+        sys::wait_for_clone(keeper, true).is_none()
+            && rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
     })
 }
 

@@ -495,6 +495,35 @@ fn process_exit_in_fault(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// Who takes mutexes, and ends.
+struct Holder<'a> {
+    mutexes: &'a [usize],
+    ballast: Ballast,
+    holds: Outcome,
+}
+
+impl Holder<'_> {
+    /// Lets their pages leave before it exits: the kernel, in the exit, has to read and write them.
+    fn hold(&mut self) {
+        let mut hold = || {
+            for &mutex in self.mutexes {
+                // SAFETY: whoever has a holder has initialised them.
+                let r = unsafe { libc::pthread_mutex_lock(mutex as *mut _) };
+                ensure!(r == 0, "a robust mutex says {r}");
+            }
+            self.ballast.walk()?;
+            self.ballast.walk()
+        };
+        self.holds = hold();
+    }
+}
+
+/// As a destructor of thread-specific data, after all others.
+unsafe extern "C" fn hold_late(holder: *mut c_void) {
+    // SAFETY: who set it waits for the thread's end.
+    unsafe { (*holder.cast::<Holder>()).hold() }
+}
+
 fn robust_mutex(ctx: &Ctx) -> Outcome {
     let count = 64;
     let field = sys::map(ctx.half())?;
@@ -510,23 +539,21 @@ fn robust_mutex(ctx: &Ctx) -> Outcome {
             libc::pthread_mutex_init(mutex as *mut _, &attributes);
         }
     }
-    let mut ballast = Ballast::new(ctx.half())?;
-    for _ in 0..2 {
-        // The holder lets the pages of its mutexes leave before it exits: the kernel, in the exit, has to
-        // read and write them.
-        let taken = std::thread::scope(|scope| {
-            let holder = scope.spawn(|| {
-                for &mutex in &mutexes {
-                    // SAFETY: initialised above.
-                    let r = unsafe { libc::pthread_mutex_lock(mutex as *mut _) };
-                    ensure!(r == 0, "a robust mutex says {r}");
-                }
-                ballast.walk()?;
-                ballast.walk()
+    let mut holder = Holder { mutexes: &mutexes, ballast: Ballast::new(ctx.half())?, holds: Ok(()) };
+    let mut key = 0;
+    // SAFETY: the destructor is there as long as the process.
+    sys::ret("pthread_key_create", unsafe { libc::pthread_key_create(&mut key, Some(hold_late)) })?;
+    for late in [false, true] {
+        let holds = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| match late {
+                // SAFETY: what the destructor gets is there until the thread has been joined.
+                true => unsafe { _ = libc::pthread_setspecific(key, (&raw mut holder).cast()) },
+                false => holder.hold(),
             });
-            holder.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?
+            thread.join().map_err(|_| Stop::Wrong("a thread panicked".into()))
         });
-        taken?;
+        holds?;
+        std::mem::replace(&mut holder.holds, Ok(()))?;
         for (index, &mutex) in mutexes.iter().enumerate() {
             let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: initialised above.
