@@ -173,7 +173,7 @@ fn look_after(
     let mut said = false;
     loop {
         if let Some(status) = ended {
-            if server.has_living() {
+            if server.living() > 0 {
                 deserted = None;
                 if !said {
                     say::info("the program has ended; staying for the processes that it left");
@@ -206,6 +206,12 @@ fn look_after(
                 },
                 // nohup(1) wants what was left to stay as well.
                 (number, Some(status)) if ENDING.contains(&number) && !sys::is_ignored(number) => {
+                    let left = server.living();
+                    if left > 0 {
+                        say::warning(format_args!(
+                            "ended by signal {number}; processes that the program left ({left}) go on without a limit"
+                        ));
+                    }
                     return Ok(status);
                 }
                 _ => {}

@@ -181,7 +181,7 @@ pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
     let is_number = |run: &(Run, View)| number.is_some_and(|pid| has(run, pid));
     let found: Vec<_> = match runs.iter().any(is_number) {
         true => runs.into_iter().filter(is_number).collect(),
-        false => runs.into_iter().filter(|(_, view)| view.program == id).collect(),
+        false => runs.into_iter().filter(|(_, view)| view.is_named(id)).collect(),
     };
     if found.is_empty() {
         bail!("--run {}: no tree of yours has such a process or program; see pageout ps", say::shown(id));

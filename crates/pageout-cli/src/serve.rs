@@ -134,8 +134,8 @@ struct Client {
     id: u64,
     pid: i32,
     name: String,
-    /// It calls itself 1.
-    is_init: bool,
+    /// The namespace of process numbers that it is in, if that is not ours.
+    namespace: Option<PathBuf>,
     /// None if it had ended already when it said hello.
     pidfd: Option<PidFd>,
     stats: Mapping,
@@ -162,16 +162,16 @@ impl Client {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
     }
 
-    /// Is it about to end as the init of a PID namespace? All others there, its keeper too, are killed by the kernel then.
-    fn ends_as_init(&self) -> bool {
-        self.is_init && Process::of(self.pid).is_none_or(|process| process.ending)
+    /// Is it in a PID namespace whose init ends? All others there, and its keepers, are killed by the kernel then.
+    fn ends_with_its_namespace(&self) -> bool {
+        self.namespace.as_deref().is_some_and(tree::namespace_ends)
     }
 
     /// The memory is that of the process that its keeper, `peer`, calls so.
     fn is_now(&mut self, said: u64, (peer, uid): (i32, u32)) -> Result<()> {
         let (pid, name, pidfd) = identify(said, peer);
         speaks_for(pid, uid)?;
-        (self.pid, self.name, self.pidfd, self.is_init) = (pid, name, pidfd, said == 1);
+        (self.pid, self.name, self.pidfd, self.namespace) = (pid, name, pidfd, tree::other_namespace(pid));
         Ok(())
     }
 
@@ -343,9 +343,9 @@ impl Server {
         self.told_unlimited.contains(name)
     }
 
-    /// Whether a process that has not ended is served.
-    pub fn has_living(&self) -> bool {
-        self.clients().any(|client| !client.has_ended())
+    /// How many processes are served that have not ended.
+    pub fn living(&self) -> usize {
+        self.clients().filter(|client| !client.has_ended()).count()
     }
 
     /// Whether no keeper is connected, and every process that had one is gone.
@@ -710,7 +710,7 @@ impl Server {
         // Nothing is missed then.
         let harmless = client.held.is_none() || matches!(connection.bye, Some(BYE_EXEC | BYE_ASIDE));
         // Where a keeper dies the kernel kills its program (`tie` in the agent), or both were killed.
-        if !harmless && connection.bye.is_none() && !client.ends_as_init() {
+        if !harmless && connection.bye.is_none() && !client.ends_with_its_namespace() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
             let why = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
                 libc::RLIM_INFINITY if memory::oom_kills() > self.oom_kills => format!(
@@ -898,7 +898,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Cl
         id,
         pid,
         name,
-        is_init: hello.a == 1,
+        namespace: tree::other_namespace(pid),
         pidfd,
         stats,
         seat,

@@ -2,6 +2,7 @@
 //! killed by it is held by a [`PidFd`](crate::sys::PidFd) and looked at again.
 
 use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use crate::device::PAGE;
@@ -198,11 +199,29 @@ pub fn translate(pid: i32, peer: i32) -> Option<i32> {
     if pids(&numbers)?.count() == 1 {
         return Some(pid);
     }
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let theirs = namespace(peer)?;
+    called(pid, &namespace(peer)?)
+}
+
+/// The namespace of process numbers that a process is in, as the kernel calls it.
+fn namespace(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+}
+
+/// The same of a process that is not in ours.
+pub fn other_namespace(pid: i32) -> Option<PathBuf> {
+    namespace(pid).filter(|theirs| namespace(std::process::id() as i32).is_some_and(|ours| ours != *theirs))
+}
+
+/// Does a namespace of process numbers end? When its init does, the kernel kills all others there.
+pub fn namespace_ends(namespace: &Path) -> bool {
+    called(1, namespace).and_then(Process::of).is_none_or(|init| init.ending)
+}
+
+/// What we call the process that has a number in a namespace.
+fn called(pid: i32, there: &Path) -> Option<i32> {
     let entries = fs::read_dir("/proc").ok()?;
     let all = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    all.filter(|&candidate| namespace(candidate).as_ref() == Some(&theirs)).find(|candidate| {
+    all.filter(|&candidate| namespace(candidate).as_deref() == Some(there)).find(|candidate| {
         sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status))
             == Some(pid)
     })

@@ -92,6 +92,12 @@ impl View {
         serde_json::from_str(&text).context("its answer")
     }
 
+    /// Is that the name of the program, as it was started or as it calls itself now?
+    pub fn is_named(&self, name: &str) -> bool {
+        let is_main = |process: &&ProcessView| process.pid() == self.main;
+        self.program == name || self.processes.iter().find(is_main).is_some_and(|main| main.name == name)
+    }
+
     /// A counter, of all processes that are or were.
     pub fn total(&self, counter: &str) -> u64 {
         let ended = self.ended.get(counter).and_then(Value::as_u64).unwrap_or(0);

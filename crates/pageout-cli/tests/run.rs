@@ -979,3 +979,36 @@ fn what_is_for_the_main_process_is_for_the_program() {
     let numbers: Vec<&str> = ended.out.split_whitespace().collect();
     assert!(numbers.len() == 3 && numbers.iter().all(|number| *number == numbers[2]), "{}", ended.out);
 }
+
+/// The kernel kills all who are in a namespace of process numbers when its first process ends, their keepers too.
+#[test]
+fn who_ends_with_its_namespace_has_not_lost_its_engine() {
+    if !is_root() || !can_unshare() {
+        return println!("skipped: needs root, and namespaces of its own");
+    }
+    let place = Place::new();
+    let program = "import os, time\n\
+        b = bytearray(os.urandom(1 << 20) * 24)\n\
+        for w in range(3):\n    if os.fork() == 0: break\n\
+        else: time.sleep(1); os._exit(7)\n\
+        while True:\n    for i in range(0, len(b), 4096): b[i] = w\n    time.sleep(0.05)";
+    let unshare = ["unshare", "-m", "-p", "-f", "--mount-proc", "python3", "-c", program];
+    let arguments = ["run", "-m", "24M", "-s", "mem,size=1G"].into_iter().chain(unshare);
+    let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.err.as_str(), ended.status), ("", 7));
+}
+
+#[test]
+fn who_is_left_without_a_limit_is_told_of() {
+    let place = Place::new();
+    let script = "sleep 5 & exec >&- 2>&-";
+    let mut command = place.pageout(["run", "-s", "mem,size=64M", "sh", "-c", script]);
+    let child = command.env_remove("PAGEOUT_AGENT").spawn().unwrap();
+    let pid = child.id() as i32;
+    std::thread::sleep(Duration::from_secs(1));
+    // SAFETY: a child of ours that has not been waited for.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+    let ended = wait(child);
+    let told = "pageout: ended by signal 15; processes that the program left (1) go on without a limit\n";
+    assert_eq!((ended.err.as_str(), ended.status), (told, 0));
+}
