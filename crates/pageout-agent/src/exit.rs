@@ -42,6 +42,8 @@ const STATES: usize = LEAVES | HELD | LOOSE;
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// Where a thread's list of robust mutexes begins, from its control block; the same for all.
 static ROBUST_LIST: AtomicIsize = AtomicIsize::new(0);
+/// Where its number is, which the kernel clears; 0: nobody knows.
+static NUMBER: AtomicIsize = AtomicIsize::new(0);
 
 /// Where libc says that there is one thread; null: it does not.
 static ONE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -83,6 +85,14 @@ pub fn prepare_process() {
     // Asked once and here: later a filter may forbid it.
     if known.is_ok() && head != 0 {
         ROBUST_LIST.store(head as isize - control_block() as isize, Ordering::Relaxed);
+    }
+    /// Of linux/prctl.h.
+    const PR_GET_TID_ADDRESS: usize = 40;
+    let mut number = 0usize;
+    // SAFETY: the word takes what the kernel says.
+    let known = unsafe { sys::call(raw::__NR_prctl, PR_GET_TID_ADDRESS, &raw mut number as usize, 0, 0) };
+    if known.is_ok() && number != 0 {
+        NUMBER.store(number as isize - control_block() as isize, Ordering::Relaxed);
     }
     ONE.store(wrap::find(c"__libc_single_threaded").cast(), Ordering::Relaxed);
     let mut key = 0;
@@ -268,9 +278,14 @@ extern "C" fn leave_thread(turn: *mut c_void) {
         leave_by(KEY.load(Ordering::Relaxed), turn as usize + 1);
     }
     let own = control_block();
+    let number = NUMBER.load(Ordering::Relaxed);
     for (slot, thread) in used().iter().zip(&THREADS) {
-        if slot.load(Ordering::Acquire) == own {
-            thread.store(sys::own_number(), Ordering::Relaxed);
+        // Where nobody can ask later whether it has gone it goes on being a stack.
+        if number != 0 && slot.load(Ordering::Acquire) == own {
+            // No system call: a filter may allow few.
+            // SAFETY: the thread's own descriptor.
+            let number = unsafe { (own.wrapping_add_signed(number) as *const u32).read() };
+            thread.store(number, Ordering::Relaxed);
             LEFT.fetch_add(1, Ordering::Relaxed);
             slot.store(own | LEAVES, Ordering::Release);
         }

@@ -104,7 +104,7 @@ impl View {
         ended + self.now(counter)
     }
 
-    /// What is resident, with what processes share counted once.
+    /// What is resident, with what processes share counted once, but for files.
     pub fn resident(&self) -> u64 {
         self.now("resident_bytes").saturating_sub(self.now("shared_bytes"))
     }

@@ -35,7 +35,7 @@ fn grows_slowly(ctx: &Ctx) -> Outcome {
         std::thread::sleep(Duration::from_micros(500));
     }
     let more = mappings()?.saturating_sub(before);
-    ensure!(more < ctx.half() >> 18, "{more} mappings more for {} MiB", ctx.half() >> 20);
+    ensure!(more < ctx.half() >> 17, "{more} mappings more for {} MiB", ctx.half() >> 20);
     ballast.walk()?;
     parts.iter().try_for_each(|part| part.check(1))
 }
