@@ -505,16 +505,17 @@ struct Holder<'a> {
 impl Holder<'_> {
     /// Lets their pages leave before it exits: the kernel, in the exit, has to read and write them.
     fn hold(&mut self) {
-        let mut hold = || {
-            for &mutex in self.mutexes {
-                // SAFETY: whoever has a holder has initialised them.
-                let r = unsafe { libc::pthread_mutex_lock(mutex as *mut _) };
-                ensure!(r == 0, "a robust mutex says {r}");
-            }
-            self.ballast.walk()?;
-            self.ballast.walk()
-        };
-        self.holds = hold();
+        self.holds = self.take();
+    }
+
+    fn take(&mut self) -> Outcome {
+        for &mutex in self.mutexes {
+            // SAFETY: whoever has a holder has initialised them.
+            let r = unsafe { libc::pthread_mutex_lock(mutex as *mut _) };
+            ensure!(r == 0, "a robust mutex says {r}");
+        }
+        self.ballast.walk()?;
+        self.ballast.walk()
     }
 }
 
