@@ -278,17 +278,8 @@ extern "C" fn leave_thread(turn: *mut c_void) {
         leave_by(KEY.load(Ordering::Relaxed), turn as usize + 1);
     }
     let own = control_block();
-    let number = NUMBER.load(Ordering::Relaxed);
-    for (slot, thread) in used().iter().zip(&THREADS) {
-        // Where nobody can ask later whether it has gone it goes on being a stack.
-        if number != 0 && slot.load(Ordering::Acquire) == own {
-            // No system call: a filter may allow few.
-            // SAFETY: the thread's own descriptor.
-            let number = unsafe { (own.wrapping_add_signed(number) as *const u32).read() };
-            thread.store(number, Ordering::Relaxed);
-            LEFT.fetch_add(1, Ordering::Relaxed);
-            slot.store(own | LEAVES, Ordering::Release);
-        }
+    if turn as usize == 1 {
+        begin_to_leave(own);
     }
     let offset = ROBUST_LIST.load(Ordering::Relaxed);
     if offset == 0 {
@@ -305,6 +296,25 @@ extern "C" fn leave_thread(turn: *mut c_void) {
         PINS.settled(address);
         wrap::can_be_read(address);
     });
+}
+
+/// The calling thread is about to end, whose control block that is.
+fn begin_to_leave(own: usize) {
+    let number = NUMBER.load(Ordering::Relaxed);
+    // Where nobody can ask later whether it has gone it goes on being a stack.
+    if number == 0 {
+        return;
+    }
+    // No system call: a filter may allow few.
+    // SAFETY: the thread's own descriptor.
+    let number = unsafe { (own.wrapping_add_signed(number) as *const u32).read() };
+    for (slot, thread) in used().iter().zip(&THREADS) {
+        if slot.load(Ordering::Acquire) == own {
+            thread.store(number, Ordering::Relaxed);
+            LEFT.fetch_add(1, Ordering::Relaxed);
+            slot.store(own | LEAVES, Ordering::Release);
+        }
+    }
 }
 
 /// Shows the addresses that the kernel will touch on its way through a list. It ends, as there, where a mutex has been

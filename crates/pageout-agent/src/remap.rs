@@ -63,8 +63,11 @@ pub fn growths() -> Option<u32> {
 /// The call by which memory grows now; none, or it is not known. Of a thread that is in it all is true.
 pub fn growing() -> Option<Growth> {
     let thread = GROWER.load(Ordering::SeqCst);
-    let (number, by) = (GROWTH.load(Ordering::SeqCst), GROWN_BY.load(Ordering::SeqCst));
-    (thread != 0).then_some(Growth { number, thread, by })
+    (thread != 0).then(|| Growth {
+        number: GROWTH.load(Ordering::SeqCst),
+        thread,
+        by: GROWN_BY.load(Ordering::SeqCst),
+    })
 }
 
 /// In a fork's child: nobody is here who may be moving memory.

@@ -169,9 +169,9 @@ impl Client {
 
     /// The memory is that of the process that its keeper, `peer`, calls so.
     fn is_now(&mut self, said: u64, (peer, uid): (i32, u32)) -> Result<()> {
-        let (pid, name, pidfd) = identify(said, peer);
+        let (pid, name, pidfd, namespace) = identify(said, peer);
         speaks_for(pid, uid)?;
-        (self.pid, self.name, self.pidfd, self.namespace) = (pid, name, pidfd, tree::other_namespace(pid));
+        (self.pid, self.name, self.pidfd, self.namespace) = (pid, name, pidfd, namespace);
         Ok(())
     }
 
@@ -880,17 +880,19 @@ fn kill(client: &Client) {
 }
 
 /// The process that `peer` calls so: number, name, and a hold on it.
-fn identify(said: u64, peer: i32) -> (i32, String, Option<PidFd>) {
+fn identify(said: u64, peer: i32) -> (i32, String, Option<PidFd>, Option<PathBuf>) {
     let said = i32::try_from(said).unwrap_or(0);
     // One whose number cannot be found out is watched by the one that speaks for it.
     let pid = tree::translate(said, peer).unwrap_or(peer);
     let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
-    (pid, name, PidFd::open(pid).ok())
+    // Who is in our namespace calls it as we do.
+    let namespace = if pid == said { None } else { tree::namespace(pid) };
+    (pid, name, PidFd::open(pid).ok(), namespace)
 }
 
 /// What is kept of a process that says hello, and the file of its counters.
 fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Client, std::fs::File)> {
-    let (pid, name, pidfd) = identify(hello.a, peer);
+    let (pid, name, pidfd, namespace) = identify(hello.a, peer);
     let (file, stats) = new_stats()?;
     let seat = seats.take();
     let (lent, inherited) = (Vec::new(), Vec::new());
@@ -898,7 +900,7 @@ fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Cl
         id,
         pid,
         name,
-        namespace: tree::other_namespace(pid),
+        namespace,
         pidfd,
         stats,
         seat,

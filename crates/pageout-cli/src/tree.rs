@@ -203,13 +203,8 @@ pub fn translate(pid: i32, peer: i32) -> Option<i32> {
 }
 
 /// The namespace of process numbers that a process is in, as the kernel calls it.
-fn namespace(pid: i32) -> Option<PathBuf> {
+pub fn namespace(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
-}
-
-/// The same of a process that is not in ours.
-pub fn other_namespace(pid: i32) -> Option<PathBuf> {
-    namespace(pid).filter(|theirs| namespace(std::process::id() as i32).is_some_and(|ours| ours != *theirs))
 }
 
 /// Does a namespace of process numbers end? When its init does, the kernel kills all others there.

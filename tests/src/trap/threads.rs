@@ -94,6 +94,13 @@ struct Shared {
     seed: AtomicUsize,
 }
 
+impl Shared {
+    fn new(field: Span) -> Self {
+        let (right, wrong, seed) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
+        Self { field, right, wrong, seed }
+    }
+}
+
 /// Starts a thread without Rust's own book-keeping, on a stack of ours if there is one.
 fn start(
     stack: Option<Span>,
@@ -339,12 +346,7 @@ fn thread_stacks(ctx: &Ctx) -> Outcome {
         ensure!(r == 0, "posix_memalign says {r}");
         stacks.push(Span::new(at as usize, stack_len));
     }
-    let shared = Shared {
-        field: low,
-        right: AtomicUsize::new(0),
-        wrong: AtomicBool::new(false),
-        seed: AtomicUsize::new(0),
-    };
+    let shared = Shared::new(low);
     let rounds = 3;
     for _ in 0..rounds {
         ballast.walk()?;
@@ -398,12 +400,7 @@ fn threads_gone(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let (low, high) = field.halves();
     let places: Vec<Span> = high.pieces(PLACE).collect();
-    let shared = Shared {
-        field: low,
-        right: AtomicUsize::new(0),
-        wrong: AtomicBool::new(false),
-        seed: AtomicUsize::new(0),
-    };
+    let shared = Shared::new(low);
     for round in 1..=2 {
         for group in places.chunks(16) {
             let threads: Result<Vec<_>, _> =
