@@ -89,7 +89,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              most a second ago.",
             "show: the swap devices, in the columns of swapon --show, or with --summary in the format of \
              /proc/swaps. A column RUN comes last where several trees are shown. TYPE is partition, file or memory.",
-            "stat: the number of processes, their resident memory (what they share counted once, but for files that several have mapped), what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
+            "stat: the number of processes, their resident memory (of what several have, each its part), what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
              that came in (si) and went out (so), faults, of these the ones that needed a device (major) and the ones \
              that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
              room themselves (stalls). The first line is about the time since the start, each later one about the time \

@@ -10,7 +10,8 @@ use crate::device::PAGE;
 use crate::options::StatOptions;
 use crate::runs;
 use crate::say;
-use crate::view::View;
+use crate::tree;
+use crate::view::{ProcessView, View};
 
 /// Lines after which the heading comes again: what a small terminal shows.
 const LINES: u64 = 22;
@@ -93,6 +94,39 @@ impl Rates {
     }
 }
 
+/// What processes have in memory together, and of that what cannot go, in bytes: what several have, such as files, counts once.
+#[derive(Clone, Copy)]
+struct Resident {
+    all: u64,
+    unmanaged: u64,
+}
+
+impl Resident {
+    fn of(view: &View) -> Self {
+        let (each, unmanaged) = (view.resident(), view.now("unmanaged_bytes"));
+        // A file that several have mapped is in each one's figure, and does not go.
+        let more: u64 = match view.processes.len() {
+            0 | 1 => 0,
+            _ => view.processes.iter().map(counted_elsewhere).sum(),
+        };
+        let all = each.saturating_sub(more);
+        Self { all, unmanaged: unmanaged.saturating_sub(more).min(all) }
+    }
+}
+
+/// Of what a process says that it has in memory, what others have as well, each its part. None where that cannot be seen.
+fn counted_elsewhere(process: &ProcessView) -> u64 {
+    /// With fewer files in memory, a sixteenth, it is not worth it to walk all that the process has.
+    const FEW: u64 = 16;
+    let pid = process.pid();
+    let files = tree::files_of(pid).unwrap_or(0);
+    let said = process.resident();
+    if files < said / FEW {
+        return 0;
+    }
+    tree::proportional(pid).map_or(0, |part| said.saturating_sub(part).min(files))
+}
+
 fn heading() -> String {
     let columns =
         ["procs", "resident", "unmanaged", "swapped"].into_iter().chain(RATES.map(|(heading, _)| heading));
@@ -104,10 +138,11 @@ fn row(view: &View, rates: &Rates) -> String {
         "si" | "so" => Bytes((rate * PAGE as f64) as u64).to_string(),
         _ => format!("{rate:.0}"),
     });
+    let resident = Resident::of(view);
     let now = [
         view.processes.len().to_string(),
-        Bytes(view.resident()).to_string(),
-        Bytes(view.unmanaged()).to_string(),
+        Bytes(resident.all).to_string(),
+        Bytes(resident.unmanaged).to_string(),
         Bytes(view.now("swapped_pages") * PAGE).to_string(),
     ];
     line(now.into_iter().chain(rates))
@@ -125,8 +160,9 @@ fn as_json(view: &View, rates: &Rates) -> Value {
     say("uptime_seconds", json!(view.uptime_seconds));
     say("interval_seconds", json!(rates.seconds));
     say("procs", json!(view.processes.len()));
-    say("resident_bytes", json!(view.resident()));
-    say("unmanaged_bytes", json!(view.unmanaged()));
+    let resident = Resident::of(view);
+    say("resident_bytes", json!(resident.all));
+    say("unmanaged_bytes", json!(resident.unmanaged));
     say("swapped_bytes", json!(view.now("swapped_pages") * PAGE));
     for (rate, (heading, _)) in rates.each.iter().zip(RATES) {
         match heading {

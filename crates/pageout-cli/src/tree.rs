@@ -95,6 +95,19 @@ pub fn user_of(pid: i32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// What a process has in memory of files, and of what is shared on purpose, in bytes.
+pub fn files_of(pid: i32) -> Option<u64> {
+    let text = sys::text_of(format!("/proc/{pid}/statm"))?;
+    text.split(' ').nth(2)?.parse::<u64>().ok().map(|pages| pages * PAGE)
+}
+
+/// What a process has in memory, in bytes: of what several have, its part. Walks all of it; only for who may look into it.
+pub fn proportional(pid: i32) -> Option<u64> {
+    let text = sys::text_of(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 /// Is there a process of this number? Where nothing more can be opened it is known all the same.
 pub fn exists(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true)

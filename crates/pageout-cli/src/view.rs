@@ -104,14 +104,9 @@ impl View {
         ended + self.now(counter)
     }
 
-    /// What is resident, with what processes share counted once, but for files.
+    /// What is resident, in bytes, with what processes share counted once, but for files.
     pub fn resident(&self) -> u64 {
-        self.now("resident_bytes").saturating_sub(self.now("shared_bytes"))
-    }
-
-    /// Of that, what cannot go.
-    pub fn unmanaged(&self) -> u64 {
-        self.now("unmanaged_bytes").min(self.resident())
+        self.processes.iter().map(ProcessView::resident).sum()
     }
 
     /// A counter, of the processes that are.
@@ -161,6 +156,11 @@ impl ProcessView {
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.counter("pid") as i32
+    }
+
+    /// What it has in memory, in bytes, without what is shared and counts elsewhere, but for files.
+    pub fn resident(&self) -> u64 {
+        self.counter("resident_bytes").saturating_sub(self.counter("shared_bytes"))
     }
 
     /// One of its counters; 0 if it has no such.

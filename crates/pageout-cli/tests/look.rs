@@ -261,6 +261,38 @@ fn stat_counts_on_while_processes_go_and_ends_with_the_tree() {
     assert!(ended.out.lines().count() >= 3, "{}", ended.out);
 }
 
+/// As a browser's processes have its program: it was in the figure once for each.
+#[test]
+fn stat_counts_a_file_once() {
+    let here = Here::new();
+    fs::write(here.0.path("file"), vec![1; 40 * MIB as usize]).unwrap();
+    let program = "import mmap, os\n\
+        m = mmap.mmap(os.open('file', os.O_RDONLY), 0, prot=mmap.PROT_READ)\n\
+        for w in range(2):\n    if os.fork() == 0: break\n\
+        sum(m[::4096])\n\
+        os.write(1, b'ready\\n')\n\
+        os.read(0, 1)";
+    let mut command =
+        here.command(&["run", "-m", "1G", "-s", "mem,size=64M", "--", "python3", "-c", program]);
+    let mut run = command.env_remove("PAGEOUT_AGENT").stdin(Stdio::piped()).spawn().unwrap();
+    run.stdout.as_mut().unwrap().read_exact(&mut [0; 3 * 6]).unwrap();
+    // What each has is as it was at its last look.
+    let patience = Instant::now() + Duration::from_secs(30);
+    let each = || {
+        let all: Value = serde_json::from_str(&here.shows(&["ps", "--json"])).unwrap();
+        let processes = all[0]["processes"].as_array().unwrap().clone();
+        processes.iter().map(|process| process["resident_bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    while each() < 3 * 40 * MIB {
+        assert!(Instant::now() < patience, "{}", each());
+        thread::sleep(Duration::from_millis(50));
+    }
+    let json: Value = serde_json::from_str(&here.shows(&["stat", "--json"])).unwrap();
+    let resident = json["resident_bytes"].as_u64().unwrap();
+    assert!((40 * MIB..80 * MIB).contains(&resident), "{resident}");
+    over(run);
+}
+
 #[test]
 fn who_does_not_read_holds_nobody_up() {
     let here = Here::new();
