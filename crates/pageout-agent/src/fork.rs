@@ -17,7 +17,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
-use pageout::sync::{Baton, Wait};
+use pageout::sync::{Baton, Rounds, Wait};
 use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{futex, nanosleep, Timespec};
@@ -64,6 +64,8 @@ static GATE: AtomicU32 = AtomicU32::new(FREE);
 static BORN: AtomicU32 = AtomicU32::new(0);
 /// Threads that ask take turns.
 static TURN: Baton = Baton::new();
+/// Those in which somebody asks for [`settle`].
+static SETTLED: Rounds = Rounds::new();
 /// Forks under way that found no engine to ask.
 static UNASKED: AtomicU32 = AtomicU32::new(0);
 /// Forks of this process that are over.
@@ -338,10 +340,15 @@ pub fn settle() {
         keeper.engine.stands_still() && matches!(GATE.load(Ordering::SeqCst), GRANTED | GRANTED_OUT | REFUSED)
     };
     const A_MILLISECOND: u64 = 1_000_000;
+    // Threads that begin together need no more than one round, or two.
+    let round = SETTLED.next();
+    let is_settled = || SETTLED.is_over(round) || is_so();
     sys::quietly(|| {
-        while !is_so() {
+        while !is_settled() {
             if TURN.try_take(own_number()) {
-                ask(SETTLE);
+                if !is_settled() {
+                    SETTLED.run(|| _ = ask(SETTLE));
+                }
                 return TURN.pass_on();
             }
             TURN.wait(A_MILLISECOND);

@@ -39,6 +39,8 @@ pub enum Flaw {
     MovesUntold,
     /// It is looked whether somebody has the baton, and then taken.
     BatonUnsure,
+    /// A round that began before it was asked for is taken for enough.
+    RoundUnsure,
     /// Who waits for a reader of events does not wait.
     CaughtUpAtOnce,
     /// Who pins what another has pinned takes it for settled.

@@ -587,6 +587,54 @@ impl Default for Baton {
     }
 }
 
+/// Rounds of some work, one at a time, each of which is as good for all who asked before it began: where many ask at once, one
+/// or two rounds do.
+pub struct Rounds {
+    begun: atomic::AtomicU32,
+    ended: atomic::AtomicU32,
+}
+
+impl Rounds {
+    /// There was none.
+    #[cfg(not(any(loom, shuttle)))]
+    pub const fn new() -> Self {
+        Self { begun: atomic::AtomicU32::new(0), ended: atomic::AtomicU32::new(0) }
+    }
+
+    /// There was none.
+    #[cfg(any(loom, shuttle))]
+    pub fn new() -> Self {
+        Self { begun: atomic::AtomicU32::new(0), ended: atomic::AtomicU32::new(0) }
+    }
+
+    /// The next that begins: what the caller has done before this is seen there.
+    pub fn next(&self) -> u32 {
+        atomic::fence(atomic::Ordering::SeqCst);
+        let begun = self.begun.load(atomic::Ordering::Relaxed);
+        begun.wrapping_add(u32::from(!crate::flaw::makes(Flaw::RoundUnsure)))
+    }
+
+    /// Is that one over?
+    pub fn is_over(&self, round: u32) -> bool {
+        self.ended.load(atomic::Ordering::Acquire).wrapping_sub(round) as i32 >= 0
+    }
+
+    /// The next one. By one thread at a time, which the caller sees to.
+    pub fn run(&self, work: impl FnOnce()) {
+        let round = self.begun.load(atomic::Ordering::Relaxed).wrapping_add(1);
+        self.begun.store(round, atomic::Ordering::Relaxed);
+        atomic::fence(atomic::Ordering::SeqCst);
+        work();
+        self.ended.store(round, atomic::Ordering::Release);
+    }
+}
+
+impl Default for Rounds {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Many readers or one writer; a waiting writer stops new readers.
 ///
 /// Readers hold it around [check a page word + ioctl], the writer around [read events + apply them].

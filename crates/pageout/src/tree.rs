@@ -32,7 +32,13 @@ const LEAST: u64 = 2 << 20;
 /// What no process goes below, and none that uses less is paged: bytes, of a limit of `limit`, where so many have more
 /// than the least. Together no more than half of the limit, as long as there is half for the least of all.
 pub fn smallest(limit: u64, processes: usize) -> u64 {
-    let fair = limit / (2 * processes.max(1) as u64);
+    smallest_beside(0, limit, processes)
+}
+
+/// The same where so much cannot go (`stuck`), which is no room for others: half of what is left, or an eighth of the limit.
+fn smallest_beside(stuck: u64, limit: u64, processes: usize) -> u64 {
+    let room = limit.saturating_sub(stuck).max(limit / 4);
+    let fair = room / (2 * processes.max(1) as u64);
     (limit / 8).min(16 << 20).min(fair.max(LEAST))
 }
 
@@ -213,7 +219,7 @@ impl Tree {
         let free = limit.saturating_sub(others);
         let over = used.saturating_sub(share);
         let leave = (lacks as u128 * over as u128 / excess.max(1) as u128) as u64;
-        let (smallest, processes) = (smallest(limit, count), count.max(1));
+        let (smallest, processes) = (smallest_beside(stuck, limit, count), count.max(1));
         let mut allowance = free.saturating_sub(leave).max(used.min(share));
         let too_much = (others + used).saturating_sub(limit.saturating_add(limit / 64));
         if shares && too_much > 0 {
@@ -348,6 +354,19 @@ mod tests {
     fn a_small_process_is_never_squeezed() {
         let tree = tree_of(&[(508, 500, false), (4, 0, false)]);
         assert_eq!(allowances(&tree, 2, 512), [508, 16]);
+    }
+
+    #[test]
+    fn what_one_has_locked_is_no_room_for_the_others() {
+        let mut seats = [(8, 2, false); 9];
+        seats[0] = (82, 82, false);
+        let tree = tree_of(&seats);
+        tree.seat(0).tell_stuck(80 * MIB);
+        for number in 1..seats.len() {
+            let view = tree.look(tree.seat(number), 100 * MIB, false);
+            tree.seat(number).tell(view.allowance, view.allowance, false);
+        }
+        assert!(tree.used() <= 100 * MIB, "{} MiB", tree.used() / MIB);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use loom::thread;
 use model_support::passes_and_would_notice;
 use pageout::flaw::Flaw;
 use pageout::space::pins::{Pinned, Pins};
-use pageout::sync::{Backoff, Baton, RwLock, Wait};
+use pageout::sync::{Backoff, Baton, Rounds, RwLock, Wait};
 
 /// One at a time has it.
 #[test]
@@ -84,6 +84,63 @@ fn catch_up() {
         events.wait_for_writer(Wait::Asleep);
         assert_eq!(applied.load(Relaxed), 1);
         reader.join().unwrap();
+    });
+}
+
+/// What was said before a round was asked for is seen by all that goes on when it is over.
+#[test]
+fn rounds() {
+    passes_and_would_notice(Flaw::RoundUnsure, Some(3), || {
+        struct Shared {
+            rounds: Rounds,
+            turn: Mutex<()>,
+            /// Held while pages leave.
+            leaving: Mutex<()>,
+            said: [AtomicU32; 2],
+            has_left: [AtomicU32; 2],
+        }
+        impl Shared {
+            fn stays_when_said(&self, me: usize) {
+                self.said[me].store(1, Relaxed);
+                let round = self.rounds.next();
+                if !self.rounds.is_over(round) {
+                    let _turn = self.turn.lock();
+                    if !self.rounds.is_over(round) {
+                        self.rounds.run(|| drop(self.leaving.lock()));
+                    }
+                }
+                // A fault brings it in.
+                self.has_left[me].store(0, Relaxed);
+                thread::yield_now();
+                assert_eq!(self.has_left[me].load(Relaxed), 0);
+            }
+        }
+        let pair = || [AtomicU32::new(0), AtomicU32::new(0)];
+        let shared = Arc::new(Shared {
+            rounds: Rounds::new(),
+            turn: Mutex::new(()),
+            leaving: Mutex::new(()),
+            said: pair(),
+            has_left: pair(),
+        });
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.stays_when_said(1))
+        };
+        let evictor = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _guard = shared.leaving.lock();
+                for (said, has_left) in shared.said.iter().zip(&shared.has_left) {
+                    if said.load(Relaxed) == 0 {
+                        has_left.store(1, Relaxed);
+                    }
+                }
+            })
+        };
+        shared.stays_when_said(0);
+        other.join().unwrap();
+        evictor.join().unwrap();
     });
 }
 
