@@ -5,6 +5,7 @@
 //! that is there must be the user's own, or root's. What a user's file or disk held before is not ours to destroy: it
 //! must be empty or carry the signature of swap.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::ops::Range;
@@ -67,10 +68,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens what `spec` names, for a run of this limit; `index` says how many were opened before it.
-    pub fn open(spec: &Spec, limit_bytes: u64, index: usize) -> Result<Self> {
+    /// Opens what `spec` names, for a run of this limit; `index` says how many were opened before it. Whoever asks for it is
+    /// told what is not as he may think (`warn`).
+    pub fn open(spec: &Spec, limit_bytes: u64, index: usize, warn: Warn<'_>) -> Result<Self> {
         let Opened { file, name, size, discards, is_block_device, header, held, has_holes, made } =
-            Opened::of(spec, limit_bytes, false)?;
+            Opened::of(spec, limit_bytes, false, warn)?;
         let file = file.expect("only a dry run leaves it out");
         let clusters = trunk_clusters(size);
         let trunk = Bytes(clusters * CLUSTER_SLOTS * PAGE);
@@ -110,7 +112,7 @@ impl Device {
     /// Name and size of what would be opened after those of `earlier`; nothing is made.
     pub fn plan(spec: &Spec, limit_bytes: u64, earlier: &[Spec]) -> Result<(String, Bytes)> {
         let real = |spec| path_of(spec).map(|path| path.canonicalize().unwrap_or(path));
-        let opened = Opened::of(spec, limit_bytes, true)?;
+        let opened = Opened::of(spec, limit_bytes, true, &|line| say::warning(line))?;
         let path = real(spec);
         match path.is_some() && earlier.iter().any(|other| real(other) == path) {
             true => Err(in_use(&opened.name)),
@@ -219,6 +221,9 @@ impl Drop for Made {
     }
 }
 
+/// Takes a line for whoever asks for a device.
+pub type Warn<'a> = &'a dyn Fn(fmt::Arguments<'_>);
+
 /// A device before its size is judged.
 struct Opened {
     /// None in a dry run, where it would have to be made.
@@ -235,13 +240,13 @@ struct Opened {
 
 impl Opened {
     /// With `dry` nothing is made.
-    fn of(spec: &Spec, limit_bytes: u64, dry: bool) -> Result<Self> {
+    fn of(spec: &Spec, limit_bytes: u64, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let mut opened = match &spec.place {
-            Place::Memory => Self::memory(spec, limit_bytes, dry)?,
-            Place::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry)?,
+            Place::Memory => Self::memory(spec, limit_bytes, dry, warn)?,
+            Place::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry, warn)?,
             Place::Path(path) => match fs::symlink_metadata(path) {
-                Ok(_) => Self::existing(path, spec, dry)?,
-                Err(error) if error.kind() == ErrorKind::NotFound => Self::new(path, spec, dry)?,
+                Ok(_) => Self::existing(path, spec, dry, warn)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => Self::new(path, spec, dry, warn)?,
                 Err(error) => return Err(cannot(&path.display().to_string(), "be reached", &error)),
             },
         };
@@ -253,15 +258,13 @@ impl Opened {
         Ok(opened)
     }
 
-    fn memory(spec: &Spec, limit_bytes: u64, dry: bool) -> Result<Self> {
+    fn memory(spec: &Spec, limit_bytes: u64, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let available = Bytes(memory::available_bytes());
         // What stays is there, too.
         let beside = Bytes(available.0.saturating_sub(limit_bytes).max(LEAST.0));
         let size = spec.size.unwrap_or(if limit_bytes == u64::MAX { available } else { beside });
         if size > available {
-            say::warning(format_args!(
-                "mem: size={size} is more than there is of memory for this run, {available}"
-            ));
+            warn(format_args!("mem: size={size} is more than there is of memory for this run, {available}"));
         }
         let file = match dry {
             true => None,
@@ -273,9 +276,9 @@ impl Opened {
     }
 
     /// A file that only we can reach, by its descriptor.
-    fn unnamed(directory: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+    fn unnamed(directory: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = format!("{} (unlinked file)", directory.display());
-        let size = room_for(directory, &directory.display().to_string(), spec)?;
+        let size = room_for(directory, &directory.display().to_string(), spec, warn)?;
         let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
         let file = match dry {
             // A file may be written as well, but has nothing in it.
@@ -289,13 +292,13 @@ impl Opened {
     }
 
     /// A file that is not there yet.
-    fn new(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+    fn new(path: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = path.display().to_string();
         if is_missing_disk(path) {
             bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
         }
         let directory = safe_directory(path, &name)?;
-        let size = room_for(directory, &name, spec)?;
+        let size = room_for(directory, &name, spec, warn)?;
         if dry {
             sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
             return Ok(Self::ours(None, name, size, None));
@@ -332,7 +335,7 @@ impl Opened {
     }
 
     /// A file or block device of the user's.
-    fn existing(path: &Path, spec: &Spec, dry: bool) -> Result<Self> {
+    fn existing(path: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = path.display().to_string();
         let about = fs::metadata(path).map_err(|e| cannot(&name, "be reached", &e))?;
         let kind = about.file_type();
@@ -405,7 +408,7 @@ impl Opened {
             Some(size) if size.0 <= room => size,
             None if held > 0 => Bytes(room),
             _ => {
-                let size = room_for(path, &name, spec)?;
+                let size = room_for(path, &name, spec, warn)?;
                 if !dry {
                     file.set_len(size.0).map_err(|e| cannot(&name, "grow", &e))?;
                 }
@@ -495,7 +498,7 @@ fn unlinked(directory: &Path) -> io::Result<File> {
 
 /// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory. `shown`:
 /// what the user named, which may not be there yet.
-fn room_for(place: &Path, shown: &str, spec: &Spec) -> Result<Bytes> {
+fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<Bytes> {
     let room = sys::file_system(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
     if room.in_memory {
@@ -503,10 +506,7 @@ fn room_for(place: &Path, shown: &str, spec: &Spec) -> Result<Bytes> {
             Place::Path(_) => "name a file on a disk",
             _ => "set TMPDIR to a directory on a disk, or name a file with --swap",
         };
-        say::warning(format_args!(
-            "{shown}: on {}, so what is swapped out stays in memory; {remedy}",
-            room.name
-        ));
+        warn(format_args!("{shown}: on {}, so what is swapped out stays in memory; {remedy}", room.name));
     }
     let free = Bytes(room.free);
     if let Some(size) = spec.size {

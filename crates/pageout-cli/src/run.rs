@@ -5,6 +5,7 @@
 //! the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -96,7 +97,9 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let dispositions = sys::Dispositions::change();
     let umask = sys::let_owner_in();
     let open_files = raise_open_files()?;
-    let devices = specs.iter().enumerate().map(|(index, spec)| Device::open(spec, config.limit_bytes, index));
+    let warn = |line: fmt::Arguments<'_>| say::warning(line);
+    let open = |(index, spec)| Device::open(spec, config.limit_bytes, index, &warn);
+    let devices = specs.iter().enumerate().map(open);
     let devices = devices.collect::<Result<Vec<_>>>()?;
     kernel::check()?;
     let device_for_all = kernel::device_for_all(config.reach())?;

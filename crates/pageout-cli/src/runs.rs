@@ -28,8 +28,8 @@ pub const UNDER_WAY: u64 = 2;
 /// The same, understood.
 #[derive(Debug)]
 pub enum Switched {
-    /// It is done.
-    Done,
+    /// It is done, and lines about it.
+    Done(String),
     /// It is begun.
     UnderWay,
     /// It is not done, and why.
@@ -64,7 +64,7 @@ impl Run {
         let mut words = String::new();
         File::from(fds.into_iter().next().context("no answer")?).read_to_string(&mut words)?;
         Ok(match message.a {
-            DONE => Switched::Done,
+            DONE => Switched::Done(words),
             UNDER_WAY => Switched::UnderWay,
             _ => Switched::Refused(words),
         })

@@ -38,7 +38,10 @@ pub fn off(options: &SwapoffOptions) -> Result<i32> {
 fn wait(run: &Run, what: &str) -> Result<i32> {
     loop {
         match run.switched()? {
-            Switched::Done => return Ok(0),
+            Switched::Done(warnings) => {
+                warnings.lines().for_each(say::warning);
+                return Ok(0);
+            }
             Switched::UnderWay => watch(run, what)?,
             Switched::Refused(why) => bail!(why),
         }

@@ -106,6 +106,7 @@ fn role() {
         "crossing" => crossing(),
         "refusals" => refusals(),
         "others" => others(),
+        "warned" => warned(),
         "late" => drop(Keeper::new()),
         other => panic!("no role {other}"),
     }
@@ -313,6 +314,20 @@ fn refusals() {
 #[test]
 fn refused_in_one_line() {
     succeeds("refusals");
+}
+
+/// Not whoever reads the program's standard error, which is run's.
+fn warned() {
+    let keeper = Keeper::new();
+    let ended = finish(&mut pageout(&["swapon", "mem,size=1T"]));
+    let line = "pageout: mem: size=1T is more than there is of memory for this run, ";
+    assert!(ended.err.starts_with(line) && ended.err.lines().count() == 1, "{}", ended.err);
+    assert_eq!((ended.status, keeper.given().0), (0, 1));
+}
+
+#[test]
+fn who_asks_is_warned() {
+    succeeds("warned");
 }
 
 /// Pages that are there need room elsewhere.

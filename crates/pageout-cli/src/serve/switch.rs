@@ -4,6 +4,8 @@
 //! theirs is on it; when nobody has it any more it is closed. Whoever switched it off waits for that; if he does not
 //! (Ctrl-C), it stays: who still has it is told, who has let it go is given it again.
 
+use std::cell::RefCell;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -32,11 +34,14 @@ impl Server {
         let what: Value = serde_json::from_slice(&sys::bytes_of(&what, MOST)?)?;
         let text = |key: &str| what[key].as_str().ok_or_else(|| anyhow!("said no {key}"));
         let done = match off {
-            0 => self.switch_on(text("spec")?, text("path")?.into()).map(|()| DONE),
-            _ => self.switch_off(index, text("name")?, text("path")?.into()).map(|()| UNDER_WAY),
+            0 => self.switch_on(text("spec")?, text("path")?.into()).map(|warnings| (DONE, warnings)),
+            _ => {
+                let begun = self.switch_off(index, text("name")?, text("path")?.into());
+                begun.map(|()| (UNDER_WAY, String::new()))
+            }
         };
         match done {
-            Ok(how) => self.answer_switch(index, how, ""),
+            Ok((how, words)) => self.answer_switch(index, how, &words),
             Err(why) => self.answer_switch(index, REFUSED, &format!("{why:#}")),
         }
     }
@@ -47,18 +52,21 @@ impl Server {
         Ok(sys::send(self.connections[index].socket.as_fd(), answer.as_bytes(), &[file.as_fd()])?)
     }
 
-    /// A device more. A path is the user's, from the root on: ours may be another directory.
-    fn switch_on(&mut self, spec: &str, path: PathBuf) -> Result<()> {
+    /// A device more. A path is the user's, from the root on: ours may be another directory. Returns lines for the user.
+    fn switch_on(&mut self, spec: &str, path: PathBuf) -> Result<String> {
         let mut spec = Spec::parse(spec)?;
         if let Place::Path(place) = &mut spec.place {
             *place = path;
         }
         let serial = self.mounts.next_serial()?;
-        let number = self.mounts.add(Device::open(&spec, self.settings.limit_bytes, serial as usize)?);
+        let warnings = RefCell::new(String::new());
+        let warn = |line: fmt::Arguments<'_>| warnings.borrow_mut().push_str(&format!("{line}\n"));
+        let device = Device::open(&spec, self.settings.limit_bytes, serial as usize, &warn)?;
+        let number = self.mounts.add(device);
         for index in 0..self.connections.len() {
             self.give(index, number);
         }
-        Ok(())
+        Ok(warnings.into_inner())
     }
 
     /// Gives a process a device that it does not have.
