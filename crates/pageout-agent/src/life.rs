@@ -82,9 +82,6 @@ const RESTLESS: u64 = 2 * REST;
 const SHORT_FOR: u64 = 20_000_000;
 /// So many threads at most allocate slots at once without meeting.
 const MOST_SHARDS: usize = 64;
-/// How often units that could not leave are tried again, in ns; and the more seldom the more there are, so many for each.
-const UNPARK_EVERY: u64 = 300_000_000;
-const UNPARK_EACH: u64 = 500_000;
 /// This part of the limit may stay where threads have gone: others that begin there find it pinned.
 const LEFT_SHARE: usize = 64;
 
@@ -458,7 +455,6 @@ impl Life {
         let mut last = 0;
         let mut faults = 0;
         let mut short_until = 0;
-        let mut next_unpark = 0;
         let mut next_count = 0;
         loop {
             engine.stock();
@@ -487,10 +483,7 @@ impl Life {
             {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
-                if now >= next_unpark {
-                    next_unpark = now + UNPARK_EVERY.max(UNPARK_EACH * policy.parked() as u64);
-                    policy.unpark();
-                }
+                policy.unpark_in_time(now);
             }
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
             // that no fault announces.

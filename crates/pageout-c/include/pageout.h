@@ -3,12 +3,13 @@
  *
  * Link with -lpageout_c (shared), or with libpageout_c.a and -lpthread -ldl -lm.
  *
- * Lengths and sizes are bytes. Every function may be called by any thread, at the same time by several; none may be
- * called in a signal handler. After a fork everything here is the parent's: in the child regions are not mapped, and
- * all calls fail but pageout_close(), pageout_stats() and the two that open.
+ * Lengths and sizes are bytes. Every function may be called by any thread, at the same time by several; none may be called in a
+ * signal handler, nor be left by a jump (siglongjmp). After a fork everything here is the parent's: in the child regions are not
+ * mapped, and all calls fail but pageout_close(), pageout_stats() and the two that open.
  *
  * Functions that return int return 0, or -1 on failure; those that return a pointer return NULL on failure.
- * pageout_error() then says what failed, on what, why, and what to do, in one line. Nothing has changed then.
+ * pageout_error() then says what failed, on what, why, and what to do, in one line. Nothing has changed then, but
+ * where bytes were to come in or be given up: some may have been.
  *
  * Needs Linux 6.8 or later and, but for pageout_open_inline(), read and write access to /dev/userfaultfd, or more
  * rights.
@@ -61,7 +62,8 @@ struct pageout_stats {
 /*
  * Opens. memory_bytes is the limit of what all regions together keep in memory, at least 16 MiB (1 << 24).
  * devices are count specifications, used by priority: "PATH[,size=8G][,pri=5][,discard][,rotational]" or
- * "mem[,...]"; others must not be able to write to the directory of PATH, as to /tmp. With count 0: an unlinked file
+ * "mem[,...]", in UTF-8, a PATH without commas. The room of each counts in whole 64 MiB, one at least. A file that is not there is
+ * made without a name; others must not be able to write to the directory of one that is, as to /tmp. With count 0: an unlinked file
  * in $TMPDIR, else in the working directory. A file of PATH that was empty is empty again after pageout_close(); where the
  * process ends without it, it holds what was in memory, and is refused the next time (mkswap makes it fit again).
  * The standard error of now stays open until then, for the engine's last word.
@@ -98,6 +100,8 @@ void pageout_close(pageout *swap);
  * threads (musl; glibc with MALLOC_ARENA_MAX, or with more than eight threads a CPU): pageout_pin() what that one touches.
  * The engine would wait for the lock that the interrupted thread holds, for ever. A robust mutex must be pinned: the kernel
  * marks it when its owner ends, and waits for no page then. Do not call madvise(MADV_DOFORK): a child would read zeros.
+ * Nor mremap(), munmap() or mmap(MAP_FIXED) of a part: what was moved away reads as zeros after pageout_close(), where it was
+ * out. What mprotect() has made read-only does not leave, and counts.
  */
 void *pageout_map(pageout *swap, size_t length);
 

@@ -1,7 +1,7 @@
 //! The C interface: the verbs of [`pageout::api`] behind `include/pageout.h`, which documents them.
 //!
-//! A handle owns its regions, by address, and its pins, by address and length. One lock guards both tables; it is
-//! held while a region is advised or pinned, not while one is mapped, unmapped or touched.
+//! A handle owns its regions, by address, and its pins, by address and length. One lock guards both tables; nothing that waits for
+//! a device is done under it.
 
 use pageout::{Advice, Builder, Bytes, Delivery, Error, Pinned, Region, Swap};
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// `struct pageout` of the header.
 pub struct Handle {
@@ -23,7 +23,7 @@ pub struct Handle {
 #[derive(Default)]
 struct Tables {
     pins: BTreeMap<(usize, usize), Vec<Pinned>>,
-    regions: BTreeMap<usize, Region>,
+    regions: BTreeMap<usize, Arc<Region>>,
 }
 
 impl Handle {
@@ -38,11 +38,11 @@ impl Handle {
 
 impl Tables {
     /// The region that has the bytes, and where in it they are.
-    fn find(&mut self, address: usize, length: usize) -> Result<(&mut Region, Range<usize>), String> {
-        let found = self.regions.range_mut(..=address).next_back().and_then(|(start, region)| {
+    fn find(&self, address: usize, length: usize) -> Result<(Arc<Region>, Range<usize>), String> {
+        let found = self.regions.range(..=address).next_back().and_then(|(start, region)| {
             let from = address - start;
             let to = from.checked_add(length).filter(|to| *to <= region.len())?;
-            Some((region, from..to))
+            Some((region.clone(), from..to))
         });
         found.ok_or_else(|| {
             format!("{length} bytes at {address:#x}: not in one region; take bytes of one region")
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn pageout_map(swap: *mut Handle, length: usize) -> *mut c
     let mapped = unsafe { handle(swap) }.and_then(|handle| {
         let region = handle.swap.map(length).map_err(|error| error.to_string())?;
         let address = region.as_mut_ptr();
-        handle.tables()?.regions.insert(address as usize, region);
+        handle.tables()?.regions.insert(address as usize, Arc::new(region));
         Ok(address)
     });
     match mapped {
@@ -236,15 +236,17 @@ pub unsafe extern "C" fn pageout_advise(
 ) -> c_int {
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
-        let advice = match advice {
-            1 => Advice::WillNeed,
-            2 => Advice::DontNeed,
-            3 => Advice::Cold,
-            other => return Err(format!("advice {other}: takes PAGEOUT_WILLNEED, _DONTNEED or _COLD")),
+        if !(1..=3).contains(&advice) {
+            return Err(format!("advice {advice}: takes PAGEOUT_WILLNEED, _DONTNEED or _COLD"));
+        }
+        let (region, range) = handle.tables()?.find(address as usize, length)?;
+        let done = match advice {
+            1 => region.advise(range, Advice::WillNeed),
+            // SAFETY: by contract.
+            2 => unsafe { region.discard_shared(range) },
+            _ => region.advise(range, Advice::Cold),
         };
-        let mut tables = handle.tables()?;
-        let (region, range) = tables.find(address as usize, length)?;
-        region.advise(range, advice).map_err(|error| error.to_string())
+        done.map_err(|error| error.to_string())
     }))
 }
 
@@ -256,13 +258,12 @@ pub unsafe extern "C" fn pageout_advise(
 pub unsafe extern "C" fn pageout_pin(swap: *mut Handle, address: *const c_void, length: usize) -> c_int {
     // SAFETY: by contract.
     status(unsafe { handle(swap) }.and_then(|handle| {
-        let mut tables = handle.tables()?;
-        let (region, range) = tables.find(address as usize, length)?;
+        let (region, range) = handle.tables()?.find(address as usize, length)?;
         if length == 0 {
             return Ok(());
         }
         let pinned = region.pin(range).map_err(|error| error.to_string())?;
-        tables.pins.entry((address as usize, length)).or_default().push(pinned);
+        handle.tables()?.pins.entry((address as usize, length)).or_default().push(pinned);
         Ok(())
     }))
 }

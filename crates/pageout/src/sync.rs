@@ -244,6 +244,7 @@ pub struct Lock<T> {
 mod imp {
     use super::*;
     use atomic::Ordering::{Acquire, Relaxed, Release};
+    use core::marker::PhantomData;
 
     const FREE: u32 = 0;
     const HELD: u32 = 1;
@@ -266,14 +267,14 @@ mod imp {
                 self.lock_slow();
             }
             self.class.count(!fast);
-            Guard { lock: self }
+            Guard { lock: self, _value: PhantomData }
         }
 
         /// Takes the lock if it is free.
         pub fn try_lock(&self) -> Option<Guard<'_, T>> {
             self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok()?;
             self.class.count(false);
-            Some(Guard { lock: self })
+            Some(Guard { lock: self, _value: PhantomData })
         }
 
         #[cold]
@@ -298,9 +299,15 @@ mod imp {
         }
     }
 
-    /// The right to the value; gives the lock back when dropped.
+    /// The right to the value; gives the lock back when dropped. Several threads may look at it if they may at the value:
+    ///
+    /// ```compile_fail,E0277
+    /// fn by_several<T: Sync>() {}
+    /// by_several::<pageout::sync::Guard<'static, std::cell::Cell<u8>>>();
+    /// ```
     pub struct Guard<'a, T> {
         pub(super) lock: &'a Lock<T>,
+        _value: PhantomData<&'a mut T>,
     }
 
     impl<T> Drop for Guard<'_, T> {

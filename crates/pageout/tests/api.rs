@@ -226,12 +226,12 @@ fn advice() {
         region.advise(0..4 * MIB, Advice::WillNeed).unwrap();
         assert_eq!(resident_pages(&region, 0..4 * MIB), 1024);
         // Whole pages inside go; the rest stays.
-        region.advise(4 * MIB + 1..6 * MIB - 1, Advice::DontNeed).unwrap();
+        region.discard(4 * MIB + 1..6 * MIB - 1).unwrap();
         let bytes = region.as_slice::<u8>();
         assert!(bytes[4 * MIB + 4096..6 * MIB - 4096].iter().all(|byte| *byte == 0));
         verify(&region.as_slice::<u64>()[..MIB / 2], 5);
         assert_eq!(region.as_slice::<u64>()[4 * MIB / 8], mixed(5 + 1024));
-        region.advise(0..len, Advice::DontNeed).unwrap();
+        region.discard(0..len).unwrap();
         assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 0));
     });
 }
@@ -275,10 +275,14 @@ fn a_child_has_no_regions() {
         let Some(swap) = swap() else { return };
         let mut region = swap.map(40 * MIB).unwrap();
         fill(region.as_mut_slice(), 8);
-        // SAFETY: the child calls nothing that another thread could have locked, and leaves without cleaning up.
+        // SAFETY: the child needs nothing that another thread could have locked, and leaves without cleaning up.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused = matches!(region.advise(0..1, Advice::Cold), Err(Error::Forked));
+            // What may lie there by now is somebody else's.
+            let first = std::panic::AssertUnwindSafe(|| region.as_slice::<u8>()[0]);
+            let shows = std::panic::catch_unwind(first).is_ok();
+            let refused = refused && !shows;
             drop(region);
             drop(swap);
             unsafe { libc::_exit(if refused { 7 } else { 1 }) };
@@ -287,6 +291,34 @@ fn a_child_has_no_regions() {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 7);
         verify(region.as_slice(), 8);
+    });
+}
+
+#[test]
+fn of_two_pins_that_do_not_both_fit_one_is_made() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let region = swap.map(LIMIT.0 as usize).unwrap();
+        let each = LIMIT.0 as usize / 16 * 5;
+        let together = std::sync::Barrier::new(2);
+        thread::scope(|scope| {
+            let pins = |from: usize| {
+                let (region, together) = (&region, &together);
+                move || -> Vec<bool> {
+                    let rounds = (0..200).map(|_| {
+                        together.wait();
+                        let pinned = region.pin(from..from + each);
+                        together.wait();
+                        pinned.is_ok()
+                    });
+                    rounds.collect()
+                }
+            };
+            let other = scope.spawn(pins(LIMIT.0 as usize / 2));
+            let made: Vec<bool> = pins(0)();
+            let other = other.join().unwrap();
+            assert!(made.iter().zip(&other).all(|(one, other)| one ^ other));
+        });
     });
 }
 

@@ -167,7 +167,7 @@ fn regions_come_and_go_under_load() {
                 assert!(region.as_slice::<u64>().iter().step_by(512).all(|word| *word == 0));
                 fill(region.as_mut_slice(), n);
                 verify(region.as_slice(), n);
-                region.advise(MIB / 2..MIB, Advice::DontNeed).unwrap();
+                region.discard(MIB / 2..MIB).unwrap();
                 assert!(region.as_slice::<u64>()[MIB / 16..MIB / 8].iter().all(|word| *word == 0));
                 verify(&region.as_slice::<u64>()[..MIB / 16], n);
             }

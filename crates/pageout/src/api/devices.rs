@@ -85,7 +85,7 @@ impl Asked {
             first,
             ..DeviceConfig::new(0)
         };
-        Ok(Opened { config, device, trunks: (size / TRUNK_BYTES) as u32 })
+        Ok(Opened { config, device, trunks: (size / TRUNK_BYTES).min(u32::MAX.into()) as u32 })
     }
 
     fn create_temporary(&self) -> Result<FileDevice, Error> {

@@ -6,7 +6,8 @@ use core::fmt;
 use rustix::io::Errno;
 use std::string::String;
 
-/// Why a call of this API did not do what it was asked. Nothing has changed then.
+/// Why a call of this API did not do what it was asked. Nothing has changed then, but where bytes were to come in or be given up:
+/// some may have been.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -93,9 +94,9 @@ impl fmt::Display for Error {
             Self::Kernel(error) => error.fmt(f),
             Self::Memory { what, len, errno: Errno::HWPOISON | Errno::FAULT } => write!(
                 f,
-                "{what} ({len}): a device has lost some of it; give these bytes up with DontNeed to use them again"
+                "{what} ({len}): a device has lost some of it; discard these bytes to use them again"
             ),
-            Self::Memory { what, len, errno: Errno::INVAL } => {
+            Self::Memory { what, len, errno: Errno::INVAL | Errno::NXIO } => {
                 write!(f, "{what} ({len}): the kernel refuses; the program has locked or changed the mapping")
             }
             Self::Memory { what, len, errno } => write!(

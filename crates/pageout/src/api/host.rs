@@ -53,8 +53,6 @@ const RECOUNTS: usize = 8;
 const UNDISTURBED: Duration = Duration::from_millis(1);
 /// Servers of faults: all threads but the first and the evictor.
 const SERVERS: usize = THREADS - 2;
-/// Looks after which units that could not leave are tried again.
-const UNPARK_LOOKS: u64 = 200;
 /// Clusters that are discarded in one rest of the evictor at most.
 const DISCARDS: usize = 16;
 
@@ -294,7 +292,7 @@ impl Host {
     /// The first thread's work: the program's requests, and a look now and then, the less often the less happens. Requests put
     /// no look off, and however many come together there is one look after them.
     fn follow(&self, requests: &Receiver<Request>) {
-        let (mut pause, mut last, mut looks) = (SHORTEST_PAUSE, 0, 0);
+        let (mut pause, mut last) = (SHORTEST_PAUSE, 0);
         let mut soonest = Instant::now() + pause;
         let mut due = soonest;
         loop {
@@ -313,10 +311,7 @@ impl Host {
             }
             let begun = spent();
             self.look();
-            looks += 1;
-            if looks % UNPARK_LOOKS == 0 {
-                self.engine.policy.lock().unpark();
-            }
+            self.engine.policy.lock().unpark_in_time(self.engine.kernel.now());
             let faults = self.engine.stats.pgfault.load(Ordering::Relaxed);
             let share = if self.engine.pressed() { LOOK_SHARE_PRESSED } else { LOOK_SHARE };
             let shortest = SHORTEST_PAUSE.max((spent() - begun) * share).min(LONGEST_PAUSE);

@@ -86,7 +86,8 @@ fn done(result: &Result<(), Partial>, len: usize) -> usize {
     result.as_ref().map_or_else(|partial| partial.done, |()| len) / PAGE
 }
 
-impl Kernel for Managed {
+// SAFETY: as `Linux`, which does it.
+unsafe impl Kernel for Managed {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         self.linux.register(start, len)
     }

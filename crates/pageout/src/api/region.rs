@@ -42,9 +42,6 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 pub enum Advice {
     /// It is used soon: what is out of it comes in before the call returns, at most half of the limit.
     WillNeed,
-    /// It is not needed any more: it reads as zeros from here on, and takes neither memory nor room on a device. What is
-    /// pinned goes, too, and is as if it had never been touched: pin it anew.
-    DontNeed,
     /// It is not used soon: it leaves when its turn comes, however often it was used.
     Cold,
 }
@@ -67,8 +64,12 @@ pub struct RegionStats {
 /// Used like any memory, by any thread, also as a buffer of system calls (but see [`Delivery`](super::Delivery)). A touch of what is out waits until it is
 /// back. What a device cannot bring back raises SIGBUS where it is touched, never wrong data.
 ///
-/// * **Fork**: a region is not in the child (`MADV_DONTFORK`); touching it there is SIGSEGV, dropping it there does nothing.
+/// * **Fork**: a region is not in the child (`MADV_DONTFORK`). Its slices panic there; what pointers and slices from before the fork
+///   name is no memory (SIGSEGV), or what the child has mapped since. Dropping it there does nothing.
 ///   Do not undo that (`MADV_DOFORK`): the child would read zeros where the parent has pages out.
+/// * **`mremap`, `munmap`, `mmap(MAP_FIXED)`** of a part of it: do not. What was moved away reads as zeros when the last handle and
+///   region are gone, where it was out.
+/// * **Memory that is read-only** (`mprotect`) does not leave, and counts: the kernel moves what can be written.
 /// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
 /// * **Handlers of signals** may touch it, but for one that can interrupt the allocator (`malloc`) where that has one lock for
 ///   all threads, or fewer than threads (musl; glibc with `MALLOC_ARENA_MAX`, or with more than eight threads a CPU): the engine
@@ -142,49 +143,73 @@ impl Region {
     }
 
     /// The region as whole `T`s.
+    ///
+    /// # Panics
+    /// In a fork's child, which has no regions.
     pub fn as_slice<T: Plain>(&self) -> &[T] {
-        let n = elements::<T>(self.len);
+        let n = self.elements::<T>();
         // SAFETY: mapped and aligned, any bytes are a T; writers need the region mutably, or promise.
         unsafe { core::slice::from_raw_parts(self.as_ptr().cast(), n) }
     }
 
     /// The region as whole `T`s, to change.
+    ///
+    /// # Panics
+    /// As [`Region::as_slice`].
     pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
-        let n = elements::<T>(self.len);
+        let n = self.elements::<T>();
         // SAFETY: as above, and nobody else has it.
         unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
     }
 
-    /// Says what is expected of bytes `range`, rounded to whole pages: outwards for `WillNeed` and `Cold`,
-    /// inwards for `DontNeed`, which needs the region mutably for the reason that it changes it.
+    /// Says what is expected of bytes `range`, rounded outwards to whole pages.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Forked`], [`Error::Memory`].
-    pub fn advise(&mut self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
+    pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
         let (start, end) = self.pages(&range)?;
         match advice {
             Advice::WillNeed => {
                 let most = self.area.inner.memory_bytes() / 2;
                 self.bring_in(start, end.min(start + page_start(most)))
             }
-            Advice::DontNeed => {
-                let base = self.area.mapping().start();
-                let start = (base + range.start).next_multiple_of(PAGE);
-                // The last page of the region ends with it.
-                let end = if range.end == self.len { end } else { page_start(base + range.end) };
-                if start >= end {
-                    return Ok(());
-                }
-                self.area.inner.engine().let_others_pass();
-                // SAFETY: ours, and nobody else looks at it.
-                unsafe { madvise(start as *mut _, end - start, Madvise::LinuxDontNeed) }
-                    .map_err(|errno| self.refused("giving up pages", end - start, errno))
-            }
             Advice::Cold => {
                 self.area.inner.quietly(|engine| engine.cool(start, end));
                 Ok(())
             }
         }
+    }
+
+    /// Gives up bytes `range`, rounded inwards to whole pages: they read as zeros from here on, and take neither memory nor room on a
+    /// device. What is pinned goes, too, and is as if it had never been touched: pin it anew.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Forked`], and [`Error::Memory`], of locked memory: what lies before that may be given up by then.
+    pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
+        // SAFETY: nobody else has it.
+        unsafe { self.discard_shared(range) }
+    }
+
+    /// The same of a region that others use, too.
+    ///
+    /// # Safety
+    /// Nobody has a slice of the range or uses its bytes meanwhile.
+    ///
+    /// # Errors
+    /// As [`Region::discard`].
+    pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
+        let (_, end) = self.pages(&range)?;
+        let base = self.area.mapping().start();
+        let start = (base + range.start).next_multiple_of(PAGE);
+        // The last page of the region ends with it.
+        let end = if range.end == self.len { end } else { page_start(base + range.end) };
+        if start >= end {
+            return Ok(());
+        }
+        self.area.inner.engine().let_others_pass();
+        // SAFETY: ours, and nobody else looks at it.
+        unsafe { madvise(start as *mut _, end - start, Madvise::LinuxDontNeed) }
+            .map_err(|errno| self.refused("giving up pages", end - start, errno))
     }
 
     /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by
@@ -203,14 +228,22 @@ impl Region {
         if asked > most {
             return refused(inner.quietly(Engine::held_bytes));
         }
-        if !inner.quietly(|engine| engine.hold(start, end)) {
-            return Err(Error::Pins { start: range.start, end: range.end, most: HOLDS_MAX });
-        }
-        let pinned = Pinned { area: self.area.clone(), start, end, range };
-        if inner.quietly(Engine::held_bytes) > most {
-            drop(pinned);
+        let held = inner.quietly(|engine| {
+            // One after the other: of two that do not both fit, one does.
+            let _turn = inner.pinning.lock();
+            if !engine.hold(start, end) {
+                return Err(Error::Pins { start: range.start, end: range.end, most: HOLDS_MAX });
+            }
+            let held = engine.held_bytes();
+            if held > most {
+                engine.release_hold(start, end);
+            }
+            Ok(held)
+        })?;
+        if held > most {
             return refused(inner.quietly(Engine::held_bytes));
         }
+        let pinned = Pinned { area: self.area.clone(), start, end, range };
         self.bring_in(start, end)?;
         Ok(pinned)
     }
@@ -238,6 +271,13 @@ impl Region {
             }
         });
         stats
+    }
+
+    /// Whole `T`s in it.
+    fn elements<T: Plain>(&self) -> usize {
+        const { assert!(size_of::<T>() > 0 && align_of::<T>() <= PAGE) };
+        assert!(!self.area.inner.is_foreign(), "the child of a fork has no regions");
+        self.len / size_of::<T>()
     }
 
     /// The pages of `range`, outwards, as addresses; none for an empty one.
@@ -283,7 +323,7 @@ impl Region {
                 start = (start..end).step_by(PAGE).find(is_out).unwrap_or(end);
                 match start {
                     _ if start == end => Ok(()),
-                    _ if !engine.manages(start) => Err(Errno::NOMEM),
+                    _ if !engine.manages(start) => Err(Errno::NXIO),
                     _ if engine.tag(start) == Tag::Poisoned => Err(Errno::HWPOISON),
                     _ => {
                         inline::answer(engine, start);
@@ -304,12 +344,6 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region").field("start", &self.as_ptr()).field("len", &self.len).finish()
     }
-}
-
-/// Whole `T`s in `len` bytes.
-fn elements<T: Plain>(len: usize) -> usize {
-    const { assert!(size_of::<T>() > 0 && align_of::<T>() <= PAGE) };
-    len / size_of::<T>()
 }
 
 /// Bytes of a region that stay in memory as long as this lives. The region stays mapped as long, too. Pins of the

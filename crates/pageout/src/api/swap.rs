@@ -9,6 +9,7 @@ use super::process::Process;
 use super::{Bytes, Error, Region};
 use crate::engine::{Engine, Swapin};
 use crate::stats::Stats;
+use crate::sync::{Lock, LockClass};
 use core::fmt;
 use std::string::String;
 use std::sync::mpsc::{channel, sync_channel, Sender};
@@ -44,7 +45,7 @@ impl Swap {
     }
 
     /// Maps `len` bytes of zeros, from 1 byte to 64 TiB; the address is a multiple of 2 MiB. Nothing is
-    /// resident until it is touched. Waits for the engine's first thread, for microseconds.
+    /// resident until it is touched. Waits for the engine's first thread: some 50 us where there is a CPU for it.
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::Memory`] and, in the child of a fork, [`Error::Forked`].
@@ -146,8 +147,8 @@ impl Builder {
     /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, but not where the
     /// process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
     /// memory, and is refused the next time (`mkswap` makes it fit again). What lies
-    /// behind the room that `mkswap` was told of is left alone. Others must not be able to write to its directory, as to
-    /// `/tmp`. Devices of higher priority are used first.
+    /// behind the room that `mkswap` was told of is left alone, and others must not be able to write to its directory, as to
+    /// `/tmp`. Its room counts in whole 64 MiB, one at least. Devices of higher priority are used first.
     ///
     /// What is not needed any more is given back to the device only with `,discard`, of `mem` always.
     ///
@@ -215,6 +216,7 @@ impl Builder {
                     stats,
                     memory: self.memory,
                     process: Process::this(),
+                    pinning: Lock::new((), &PINNING),
                     presence: None,
                     _descriptors: descriptors,
                 };
@@ -233,6 +235,8 @@ impl Builder {
     }
 }
 
+static PINNING: LockClass = LockClass::new();
+
 /// What regions and handles share. The last of them to go ends the engine's threads.
 pub(super) struct Inner {
     handle: Handle,
@@ -242,6 +246,8 @@ pub(super) struct Inner {
     memory: Bytes,
     /// Whose threads they are: a fork's child has none.
     process: Process,
+    /// Held while bytes are pinned and counted.
+    pub(super) pinning: Lock<()>,
     /// With inline delivery; ends before the engine does.
     presence: Option<Presence>,
     /// With inline delivery; closed when the engine has ended.

@@ -538,7 +538,8 @@ impl Linux {
     }
 }
 
-impl Kernel for Linux {
+// SAFETY: by the calls of the kernel for it, on addresses that the caller of `Linux::open` answers for.
+unsafe impl Kernel for Linux {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: registering changes no content; whoever faults there is answered by the engine.
         unsafe { self.uffd.register(start, len, RegisterMode::MISSING) }

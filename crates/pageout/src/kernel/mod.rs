@@ -76,7 +76,10 @@ pub struct Growth {
 }
 
 /// What the engine asks of the kernel.
-pub trait Kernel: Send + Sync {
+///
+/// # Safety
+/// Memory is where calls that succeed have put it, with the content that it had: the engine reads and writes there.
+pub unsafe trait Kernel: Send + Sync {
     /// Starts fault delivery for a range. Events lock held exclusively.
     ///
     /// # Errors

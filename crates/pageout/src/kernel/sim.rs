@@ -804,7 +804,8 @@ impl Drop for Simulated {
     }
 }
 
-impl Kernel for Simulated {
+// SAFETY: on memory of its own.
+unsafe impl Kernel for Simulated {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         self.under_lock(true);
         self.meanwhile();

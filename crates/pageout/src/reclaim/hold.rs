@@ -75,10 +75,12 @@ impl<K: Kernel> Engine<K> {
 
     /// Forgets the signs of use of the units of a range: each leaves when its turn comes next.
     pub fn cool(&self, start: usize, end: usize) {
-        for Place { block_start, first } in units(start, end) {
-            let Some(block) = self.space.block(block_start) else { continue };
-            if let Some(unit) = block.lock().unit_mut(first) {
-                unit.usage.heat = [0; 2];
+        for (block_start, block) in self.space.blocks(start, end) {
+            let mut block = block.lock();
+            for Place { first, .. } in units(start.max(block_start), end.min(block_start + BLOCK)) {
+                if let Some(unit) = block.unit_mut(first) {
+                    unit.usage.heat = [0; 2];
+                }
             }
         }
     }

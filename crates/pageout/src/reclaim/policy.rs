@@ -29,6 +29,9 @@ const WINDOWS: usize = 2 * BLOCK_UNITS;
 const SOON: usize = 2;
 /// Candidates in vain by which the next is taken for one step less hot.
 const PATIENCE: u32 = 2;
+/// How often units that could not leave are offered again, in ns; and the more seldom the more there are, so many for each.
+const UNPARK_EVERY: u64 = 300_000_000;
+const UNPARK_EACH: u64 = 500_000;
 /// The clock of evictions before any.
 pub const FIRST: u32 = 1;
 /// Blocks of a stream that come back soon, of which one settles.
@@ -138,6 +141,8 @@ pub struct Policy {
     dice: Dice,
     /// Candidates since one left.
     in_vain: u32,
+    /// When parked units are offered again, in ns.
+    next_unpark: u64,
 }
 
 impl Policy {
@@ -300,6 +305,14 @@ impl Policy {
         self.parked.push(turn);
     }
 
+    /// [`Policy::unpark`], if it is time at `now` (ns).
+    pub fn unpark_in_time(&mut self, now: u64) {
+        if now >= self.next_unpark {
+            self.next_unpark = now + UNPARK_EVERY.max(UNPARK_EACH * self.parked() as u64);
+            self.unpark();
+        }
+    }
+
     /// Offers parked units again, once those of the last time have had their turn.
     pub fn unpark(&mut self) {
         if self.untried == 0 {
@@ -430,6 +443,18 @@ mod tests {
         }
         counts.push(policy.parked());
         assert_eq!(counts, [2, 2, 2, 2, 1, 0]);
+    }
+
+    #[test]
+    fn who_was_parked_is_offered_again_in_time() {
+        let mut policy = of_four();
+        let first = policy.candidate().unwrap();
+        policy.unpark_in_time(0);
+        policy.park(first);
+        policy.unpark_in_time(UNPARK_EVERY - 1);
+        assert_eq!(policy.untried(), 0);
+        policy.unpark_in_time(UNPARK_EVERY);
+        assert_eq!(policy.untried(), 1);
     }
 
     #[test]
