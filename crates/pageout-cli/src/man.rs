@@ -137,7 +137,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "--stats writes one JSON object: the totals (COUNTERS), and an array processes with the same names for each process. \
              resident_peak_bytes of the totals is \
              the most of all processes together, without files, or of the largest, with them. What is so at a moment \
-             (resident_bytes, shared_bytes, unmanaged_bytes, swapped_pages) each process says as it was at its last look, and the totals have \
+             (resident_bytes, shared_bytes, unmanaged_bytes, swapped_pages, out_pages) each process says as it was at its last look, and the totals have \
              the largest of these. processes_unlisted counts processes that are only in the totals. \
              swap_lost_bytes, of the totals alone, is room on the devices that had not come back when all processes had ended: 0, or \
              a bug of pageout's.",

@@ -19,12 +19,13 @@ const LISTED: usize = 1024;
 
 /// Counters whose total is the largest of them, not the sum: they say what is, or was at most, and the processes were there
 /// at different times.
-const LARGEST: [&str; 7] = [
+const LARGEST: [&str; 8] = [
     "resident_peak_bytes",
     "resident_bytes",
     "shared_bytes",
     "unmanaged_bytes",
     "swapped_pages",
+    "out_pages",
     "limit_bytes",
     "active",
 ];

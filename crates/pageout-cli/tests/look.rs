@@ -261,6 +261,31 @@ fn stat_counts_on_while_processes_go_and_ends_with_the_tree() {
     assert!(ended.out.lines().count() >= 3, "{}", ended.out);
 }
 
+/// What came off came by small pages, and what had to leave for it was huge: a huge frame lay ready, so nothing left.
+#[test]
+fn swapoff_of_a_process_that_rests() {
+    let here = Here::new();
+    let program = "import os\n\
+        b = bytearray(os.urandom(1 << 20)) * 300\n\
+        os.write(1, b'ready\\n')\n\
+        os.read(0, 1)\n\
+        assert all(b[i << 20:i + 1 << 20] == b[:1 << 20] for i in range(300))";
+    let devices = ["-s", "mem,size=500M,pri=5", "-s", "mem,size=600M,pri=0"];
+    let arguments = ["run", "-m", "48M"].into_iter().chain(devices).chain(["python3", "-c", program]);
+    let mut command = here.command(&arguments.collect::<Vec<_>>());
+    let mut run = command.env_remove("PAGEOUT_AGENT").stdin(Stdio::piped()).spawn().unwrap();
+    run.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let mut off = here.command(&["swapoff", "mem"]).spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while off.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < patience, "{}", here.shows(&["show"]));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let ended = wait(off);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    over(run);
+}
+
 /// As a browser's processes have its program: it was in the figure once for each.
 #[test]
 fn stat_counts_a_file_once() {

@@ -341,10 +341,26 @@ fn others() {
     let why = "the other devices and the memory below the limit have room for 128M";
     let line = format!("x: 192M of it in use, and {why}; add a device first (pageout swapon)");
     refuses(&["swapoff", "x"], &line);
+    // What is in memory as well needs none.
+    keeper.stats.stats().out_pages.store(32 * CLUSTER_SLOTS, Relaxed);
+    let mut off = pageout(&["swapoff", "x"]).spawn().unwrap();
+    keeper.told(Kind::Off, 1, 1);
+    off.kill().unwrap();
+    off.wait().unwrap();
+    keeper.told(Kind::Stay, 1, 1);
+    keeper.stats.stats().out_pages.store(0, Relaxed);
     does(&["swapon", "mem,size=64M"]);
     drop(keeper.given());
     let off = pageout(&["swapoff", "x"]).spawn().unwrap();
     keeper.told(Kind::Off, 1, 1);
+    // What that needs is no room for another.
+    let why = "the other devices and the memory below the limit have room for 128M";
+    keeper.stats.stats().device_pages[0].store(1, Relaxed);
+    let line = format!(
+        "mem: 192M of it in use (with what goes already), and {why}; add a device first (pageout swapon)"
+    );
+    refuses(&["swapoff", "mem"], &line);
+    keeper.stats.stats().device_pages[0].store(0, Relaxed);
     keeper.gone(1, 1);
     assert_eq!(wait(off).status, 0);
     assert_eq!(show(), "mem memory 64M 0 -2\nmem2 memory 64M 0 -4\n");

@@ -122,6 +122,8 @@ counters! {
     unmanaged_bytes,
     /// Pages that have a place on a device now.
     swapped_pages,
+    /// Of these, the ones that are not in memory as well, at the last count.
+    out_pages,
     /// 0 until the engine took up its work, then 1.
     active,
     /// The process that these counters belong to.

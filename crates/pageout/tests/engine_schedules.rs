@@ -12,6 +12,7 @@ use pageout::fault::Server;
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
+use pageout::swap::vacate::Vacated;
 use pageout::sync::atomic::Ordering::Relaxed;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -953,6 +954,35 @@ fn a_moment_of_errors_loses_only_what_was_asked_for() {
         step(&world, 1);
     }
     assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
+}
+
+/// The same while the device is on its way off, or all is to come home for a fork: nobody asked, so nothing is lost.
+#[test]
+fn a_moment_of_errors_loses_nothing_that_nobody_asked_for() {
+    for for_a_fork in [false, true] {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        write_and_evict(&world, 0, 512);
+        let fails =
+            Rule { operation: Operation::Read, when: When::Since(0), fault: Fault::Fail(Errno::NOMEM) };
+        world.device.arm(fails);
+        let goes = || match for_a_fork {
+            true => world.engine.bring_home(&mut Server::new()),
+            false => (0..100).any(|_| matches!(world.vacate(0), Vacated::Gone(_))),
+        };
+        world.engine.stand_still(for_a_fork);
+        if !for_a_fork {
+            world.engine.place.swapoff_begin(0);
+        }
+        assert!(!goes());
+        world.device.disarm();
+        assert!(goes());
+        world.engine.stand_still(false);
+        assert_eq!(world.engine.stats.poisoned.load(Relaxed), 0);
+        (0..512).for_each(|page| touch(&world, 0, page, 1, false));
+        world.settle();
+        world.check();
+    }
 }
 
 /// Of each window that comes in one page is discarded meanwhile: its frame went back unused, and its chunk was no hole. With one in

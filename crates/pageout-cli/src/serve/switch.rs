@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::Server;
 use crate::device::{Device, PAGE};
+use crate::mounts::Mount;
 use crate::runs::{DONE, REFUSED, UNDER_WAY};
 use crate::say;
 use crate::sys;
@@ -99,8 +100,13 @@ impl Server {
         let number = self.mounts.named(name, &path)?;
         let (used, room) = self.room_without(number);
         if used > room {
+            let with = if self.mounts.iter().any(|(_, mount)| mount.leaving) {
+                " (with what goes already)"
+            } else {
+                ""
+            };
             bail!(
-                "{name}: {} of it in use, and the other devices and the memory below the limit have room for {}; add a \
+                "{name}: {} of it in use{with}, and the other devices and the memory below the limit have room for {}; add a \
                  device first (pageout swapon)",
                 Bytes(used),
                 Bytes(room)
@@ -112,11 +118,12 @@ impl Server {
         Ok(())
     }
 
-    /// What is on a device, in whole trunks where it is more than who has it can put elsewhere, and how much of that
-    /// there is room for: on other devices, and below the limit.
+    /// What is on a device, and on those that are on their way off, and not in memory as well; in whole trunks where it is more
+    /// than who has it can put elsewhere. And how much of that there is room for: on other devices, and below the limit.
     fn room_without(&self, number: usize) -> (u64, u64) {
         let mut needed = 0;
-        let others = || self.mounts.iter().filter(|(other, mount)| *other != number && !mount.leaving);
+        let goes = |(of, mount): &(usize, &Mount)| *of == number || mount.leaving;
+        let others = || self.mounts.iter().filter(|mount| !goes(mount));
         let whole = others().map(|(_, mount)| mount.device.trunk.0).max().unwrap_or(PAGE);
         for client in self.clients() {
             let pages = &client.stats.stats().device_pages;
@@ -127,12 +134,17 @@ impl Server {
                     (lent * mount.device.trunk.0).saturating_sub(on(other))
                 })
                 .sum();
-            needed += on(number).saturating_sub(spare).next_multiple_of(whole);
+            let there: u64 = self.mounts.iter().filter(goes).map(|(of, _)| on(of)).sum();
+            // What is in memory as well needs no place elsewhere. 0: it was not counted yet.
+            let out = match client.stats.stats().out_pages.load(Relaxed) {
+                0 => u64::MAX,
+                out => out * PAGE,
+            };
+            needed += there.min(out).saturating_sub(spare).next_multiple_of(whole);
         }
         // Processes that share slots since a fork name the same more than once.
-        let lent = self.mounts.iter().find(|(of, _)| *of == number).map_or(0, |(_, mount)| mount.lent().0);
-        let elsewhere = self.mounts.iter().filter(|(other, _)| *other != number);
-        let free: u64 = elsewhere.map(|(_, mount)| mount.free_bytes()).sum();
+        let lent: u64 = self.mounts.iter().filter(goes).map(|(_, mount)| mount.lent().0).sum();
+        let free: u64 = others().map(|(_, mount)| mount.free_bytes()).sum();
         let below = self.settings.limit_bytes.saturating_sub(self.seats.tree().used());
         (needed.min(lent), free.saturating_add(below))
     }

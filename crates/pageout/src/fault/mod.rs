@@ -23,7 +23,7 @@ use crate::space::{
     page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
 };
 use crate::stats::Stats;
-use crate::swap::swapin::{Brought, Incoming};
+use crate::swap::swapin::{Brought, Incoming, Urge};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use alloc::vec::Vec;
@@ -257,7 +257,8 @@ impl Server {
             if engine.frames.huge_ready() == 0 {
                 return engine.ran_short();
             }
-            let brought = engine.bring_in(&mut self.incoming, block_start, 0, (0, BLOCK_PAGES), true);
+            let brought =
+                engine.bring_in(&mut self.incoming, block_start, 0, (0, BLOCK_PAGES), Urge::WholeAhead);
             if brought != Brought::Done(BLOCK_PAGES) {
                 return;
             }
@@ -382,10 +383,10 @@ impl Server {
                         None => return false,
                     }
                 }
-                Decision::Read(low, high, order) => (
-                    engine.bring_in(&mut self.incoming, block_start, index, (low, high), patience > 0),
-                    order,
-                ),
+                Decision::Read(low, high, order) => {
+                    let urge = if patience > 0 { Urge::Whole } else { Urge::Asked };
+                    (engine.bring_in(&mut self.incoming, block_start, index, (low, high), urge), order)
+                }
             };
             match brought {
                 Brought::Done(end) => {
@@ -402,6 +403,7 @@ impl Server {
                     }
                     return true;
                 }
+                Brought::Unread => unreachable!("what is asked for is given up"),
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
                     held_up.get_or_insert_with(|| engine.holds_events_up());
@@ -444,27 +446,28 @@ impl Server {
         }
     }
 
-    /// Brings in what is out in a block, by whole runs.
-    fn bring_block<K: Kernel>(&mut self, engine: &Engine<K>, block_start: usize) {
+    /// Brings in what is out in a block, by whole runs. `false`: some of it cannot be read now.
+    fn bring_block<K: Kernel>(&mut self, engine: &Engine<K>, block_start: usize) -> bool {
         let mut backoff = Backoff::new();
         loop {
             let index = {
-                let Some(block) = engine.space.block(block_start) else { return };
+                let Some(block) = engine.space.block(block_start) else { return true };
                 let block = block.lock();
                 let find = |tags: &[Tag]| (0..BLOCK_PAGES).find(|at| tags.contains(&block.word(*at).tag()));
                 match find(&[Tag::Swapped]) {
                     Some(index) => Some(index),
                     // Another server's, or an evictor's that has not settled it yet: not mapped either.
                     None if find(&[Tag::Busy, Tag::Cached]).is_some() => None,
-                    None => return,
+                    None => return true,
                 }
             };
             let Some(index) = index else {
                 backoff.snooze();
                 continue;
             };
-            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), false) {
+            match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), Urge::Ahead) {
                 Brought::Done(_) => backoff = Backoff::new(),
+                Brought::Unread => return false,
                 Brought::Pending => backoff.snooze(),
                 Brought::NoFrame | Brought::NoHuge => {
                     engine.grow_frames();
@@ -597,7 +600,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Brings every page home that is on a device or on its way, if that fits the limit; `false` if it does
-    /// not. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
+    /// not, or cannot be read now. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
     pub fn bring_home(&self, server: &mut Server) -> bool {
         let resident = self.measure() as i64;
         let out = self.space.count(|tag| tag == Tag::Swapped) as i64;
@@ -606,7 +609,9 @@ impl<K: Kernel> Engine<K> {
         }
         loop {
             for (block_start, _) in self.space.blocks(0, crate::space::TOP) {
-                server.bring_block(self, block_start);
+                if !server.bring_block(self, block_start) {
+                    return false;
+                }
             }
             // What the program moved meanwhile may be where all had been brought in before. Under this lock nothing moves.
             let mut regions = self.events.write();

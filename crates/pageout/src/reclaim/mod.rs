@@ -204,6 +204,7 @@ impl<K: Kernel> Engine<K> {
     /// blocks; no lock held.
     pub fn unmanaged(&self, resident: usize) -> usize {
         let (known, parked) = self.space.resident();
+        Stats::set(&self.stats.out_pages, self.space.out() as u64);
         resident.saturating_sub(known - parked + self.ready_pages())
     }
 
@@ -401,7 +402,7 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    fn drop_huge(&self, pages: usize) -> usize {
+    pub(crate) fn drop_huge(&self, pages: usize) -> usize {
         let mut dropped = 0;
         while dropped < pages {
             let Some(huge) = self.frames.take_huge() else { break };

@@ -119,11 +119,36 @@ impl Default for Incoming {
     }
 }
 
+/// Who wants a page to come in, and how.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub(crate) enum Urge {
+    /// A fault, with what there is of frames.
+    Asked,
+    /// A fault; nothing comes in by smaller pieces than it could.
+    Whole,
+    /// Nobody yet: what cannot be read stays where it is.
+    Ahead,
+    /// Nobody yet, and by no smaller pieces.
+    WholeAhead,
+}
+
+impl Urge {
+    fn is_whole(self) -> bool {
+        matches!(self, Self::Whole | Self::WholeAhead)
+    }
+
+    fn is_asked(self) -> bool {
+        matches!(self, Self::Asked | Self::Whole)
+    }
+}
+
 /// How an attempt to bring pages in ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Brought {
     /// The fault is answered; pages of the block were mapped up to here.
     Done(usize),
+    /// Nobody asked, and the device could not read the page: it is where it was.
+    Unread,
     /// An event is unread; it must be applied, then the fault is looked at again.
     Pending,
     /// Too few frames; some must be made.
@@ -140,15 +165,16 @@ fn average(of: &AtomicU64, ns: u64) {
 
 impl<K: Kernel> Engine<K> {
     /// Brings in the page `index` of a block, which is Swapped, with what else is swapped of `window` (pages of the
-    /// block). No lock is held during I/O. `whole`: nothing comes in by smaller pieces than it could.
+    /// block). No lock is held during I/O.
     pub(crate) fn bring_in(
         &self,
         incoming: &mut Incoming,
         block_start: usize,
         index: usize,
         window: (usize, usize),
-        whole: bool,
+        urge: Urge,
     ) -> Brought {
+        let whole = urge.is_whole();
         let (n, buffer, all) = {
             let _regions = self.events.read();
             let block = self.space.block(block_start).expect("block of a swapped page");
@@ -181,7 +207,11 @@ impl<K: Kernel> Engine<K> {
             (n, buffer, all)
         };
         self.read(incoming, n, &buffer);
-        let (brought, is_huge) = self.arrive(incoming, block_start, n, index, &buffer);
+        let asked = urge.is_asked().then_some(index);
+        let (brought, is_huge) = self.arrive(incoming, block_start, n, asked, &buffer);
+        let place = incoming.pages[..n].partition_point(|page| (*page as usize) < index);
+        let is_unread = asked.is_none() && incoming.unread[place] && brought != Brought::Pending;
+        let brought = if is_unread { Brought::Unread } else { brought };
         if is_huge {
             Stats::add(&self.stats.thp_swpin, 1);
         } else if all {
@@ -225,7 +255,8 @@ impl<K: Kernel> Engine<K> {
                 self.grow_frames();
             }
             let window = (index, (index + AROUND - i).min(BLOCK_PAGES));
-            if self.bring_in(incoming, block_start, index, window, false) == Brought::Pending {
+            let brought = self.bring_in(incoming, block_start, index, window, Urge::Ahead);
+            if matches!(brought, Brought::Pending | Brought::Unread) {
                 return;
             }
             Stats::add(&self.stats.swap_ra, 1);
@@ -290,7 +321,7 @@ impl<K: Kernel> Engine<K> {
         incoming: &mut Incoming,
         block_start: usize,
         n: usize,
-        asked: usize,
+        asked: Option<usize>,
         buffer: &Buffer,
     ) -> (Brought, bool) {
         let mut regions = self.events.read();
@@ -321,7 +352,7 @@ impl<K: Kernel> Engine<K> {
                 i += 1;
                 continue;
             }
-            if incoming.unread[i] && incoming.at(i) != asked {
+            if incoming.unread[i] && Some(incoming.at(i)) != asked {
                 // Nobody asked for it: whoever does may meet the device in a better moment.
                 block.set(incoming.at(i), incoming.words[i].abandon());
                 self.kernel.wake(to, PAGE);
@@ -370,7 +401,11 @@ impl<K: Kernel> Engine<K> {
                     // Others than who asked may wait for these pages: they take their faults again.
                     let (next, end) = (incoming.at(i), incoming.at(n - 1) + 1);
                     self.kernel.wake(block_start + next * PAGE, (end - next) * PAGE);
-                    brought = if asked >= next { Brought::Pending } else { Brought::Done(next) };
+                    brought = if asked.is_none_or(|asked| asked >= next) {
+                        Brought::Pending
+                    } else {
+                        Brought::Done(next)
+                    };
                     break;
                 }
                 Errno::EXIST => {

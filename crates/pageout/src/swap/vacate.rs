@@ -7,7 +7,8 @@
 //!
 //! What a fork's child has inherited leaves the slots of others in the same way.
 
-use super::swapin::{Brought, Incoming};
+use super::swapin::{Brought, Incoming, Urge};
+use super::swapout::MOST;
 use crate::engine::Engine;
 use crate::frame::CHUNK;
 use crate::kernel::Kernel;
@@ -83,7 +84,9 @@ impl<K: Kernel> Engine<K> {
     ) -> bool {
         let mut backoff = Backoff::new();
         let mut last = (BLOCK_PAGES, 0);
-        while let Some((low, high)) = self.detach(block_start, &there) {
+        // What lies before it cannot be read now.
+        let mut from = 0;
+        while let Some((low, high)) = self.detach(block_start, from, &there) {
             last = if last.0 == low { (low, last.1 + 1) } else { (low, 0) };
             if last.1 > TRIES {
                 break;
@@ -93,8 +96,9 @@ impl<K: Kernel> Engine<K> {
                 self.kick();
                 return false;
             }
-            match self.bring_in(incoming, block_start, low, (low, high), false) {
+            match self.bring_in(incoming, block_start, low, (low, high), Urge::Ahead) {
                 Brought::Done(_) => {}
+                Brought::Unread => from = high,
                 Brought::Pending => {
                     self.pump();
                     backoff.snooze();
@@ -106,8 +110,13 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    /// Pages of a block that are in give up their names there. The first run of those that are out there.
-    fn detach(&self, block_start: usize, there: impl Fn(Entry) -> bool) -> Option<(usize, usize)> {
+    /// Pages of a block that are in give up their names there. The first run of those that are out there, from one on.
+    fn detach(
+        &self,
+        block_start: usize,
+        from: usize,
+        there: impl Fn(Entry) -> bool,
+    ) -> Option<(usize, usize)> {
         let _regions = self.events.read();
         let mut block = self.space.block(block_start)?.lock();
         let is_there =
@@ -117,7 +126,7 @@ impl<K: Kernel> Engine<K> {
                 self.give_up(&mut block, index);
             }
         }
-        let low = (0..BLOCK_PAGES).find(|index| is_there(block.word(*index), Tag::Swapped))?;
+        let low = (from..BLOCK_PAGES).find(|index| is_there(block.word(*index), Tag::Swapped))?;
         let run = (low..BLOCK_PAGES).take_while(|index| is_there(block.word(*index), Tag::Swapped)).count();
         Some((low, low + if run == BLOCK_PAGES { run } else { run.min(AT_ONCE) }))
     }
@@ -139,6 +148,16 @@ impl<K: Kernel> Engine<K> {
             self.grow_frames();
             return true;
         }
-        !self.is_stuck() && self.evict(&mut incoming.outgoing, 2 * CHUNK) > 0
+        if self.is_stuck() {
+            return false;
+        }
+        if self.evict(&mut incoming.outgoing, 2 * CHUNK) > 0 {
+            return true;
+        }
+        // As where one faults: huge frames that wait, or a huge page, give their memory.
+        if self.frames.huge_ready() == 0 {
+            self.evict(&mut incoming.outgoing, MOST);
+        }
+        self.drop_huge(1) > 0
     }
 }
