@@ -6,7 +6,7 @@ use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::Instant;
 
@@ -16,6 +16,11 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-write", "parent and child write the same pages", fork_write).may_log(),
     Trap::new("fork-deep", "a child of a child reads what its parents wrote", fork_deep).may_log(),
     Trap::new("fork-in-handlers", "forks in handlers of fork", fork_in_handlers).may_log(),
+    Trap::new(
+        "fork-handlers-mask",
+        "handlers of fork block signals and let them through",
+        fork_handlers_mask,
+    ),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
     Trap::new(
         "fork-snapshot",
@@ -1113,6 +1118,56 @@ fn fork_in_handlers(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     field.check(4)
+}
+
+/// The first word of the calling thread's mask, after a change.
+fn mask_after(how: libc::c_int, signal: libc::c_int) -> u64 {
+    // SAFETY: sets of our own.
+    unsafe {
+        let (mut set, mut now) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        libc::pthread_sigmask(how, &set, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
+        (&raw const now).cast::<u64>().read()
+    }
+}
+
+/// What the handlers found and left: before the clone, in the parent and in the child.
+static MASKS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+extern "C" fn blocks_before() {
+    MASKS[0].store(mask_after(libc::SIG_BLOCK, libc::SIGUSR1), Ordering::SeqCst);
+}
+
+extern "C" fn blocks_in_parent() {
+    MASKS[1].store(mask_after(libc::SIG_BLOCK, libc::SIGUSR2), Ordering::SeqCst);
+}
+
+extern "C" fn lets_through_in_child() {
+    MASKS[2].store(mask_after(libc::SIG_UNBLOCK, libc::SIGUSR1), Ordering::SeqCst);
+}
+
+/// Threads that handlers of fork make inherit their mask, and what these change stays.
+fn fork_handlers_mask(ctx: &Ctx) -> Outcome {
+    let bit = |signal: libc::c_int| 1u64 << (signal - 1);
+    let (one, two) = (bit(libc::SIGUSR1), bit(libc::SIGUSR2));
+    let (field, _ballast) = ctx.evicted()?;
+    // SAFETY: functions that stay.
+    let set = unsafe {
+        libc::pthread_atfork(Some(blocks_before), Some(blocks_in_parent), Some(lets_through_in_child))
+    };
+    sys::ret("pthread_atfork", set)?;
+    let now = || mask_after(libc::SIG_UNBLOCK, libc::SIGWINCH);
+    let child = sys::fork(|| {
+        let found = [MASKS[0].load(Ordering::SeqCst), MASKS[2].load(Ordering::SeqCst), now()];
+        ensure!(found == [one, 0, 0], "masks {found:x?} in the child");
+        field.check(1)
+    })?;
+    let found = [MASKS[0].load(Ordering::SeqCst), MASKS[1].load(Ordering::SeqCst), now()];
+    ensure!(found == [one, one | two, one | two], "masks {found:x?}");
+    sys::wait_for(child, 0)?;
+    field.check(1)
 }
 
 /// As sandboxes and runtimes of other languages do it: no handler of `pthread_atfork` runs.
