@@ -31,6 +31,11 @@ pub const TRAPS: &[Trap] = &[
         everywhere,
     ),
     Trap::new("guard", "guard pages over evicted memory, put up and taken down", guard),
+    Trap::new(
+        "guard-filled",
+        "guard pages amid what is filled in order, in a fork's child too",
+        guard_filled,
+    ),
     Trap::new("mlock", "locks a part of evicted memory and unlocks it", mlock),
     Trap::new("mlock-grows", "locked memory grows by moves while other threads fault", mlock_grows),
     Trap::new("mlock-grows-over", "locked memory grows by a move over memory that is out", mlock_grows_over),
@@ -285,6 +290,47 @@ fn everywhere(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     field.check(1)?;
     ballast.walk()
+}
+
+/// What comes ahead of a fault did not stop at them: COPY goes over guard pages.
+fn guard_filled(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    if sys::advise(field.page(1), sys::GUARD_INSTALL).is_err() {
+        return Err(Stop::Skip("the kernel has no guard pages (Linux 6.13)".into()));
+    }
+    sys::advise(field.page(1), sys::GUARD_REMOVE)?;
+    field.page(1).fill(1);
+    // From 100 of 200 pages on, four, as an allocator has them around what it gives out.
+    let guards = |run: Span| (100..run.pages() - 4).step_by(200).map(move |at| run.part(at * PAGE, 4 * PAGE));
+    let fill = |run: Span| {
+        let between = (0..run.pages()).filter(|at| at % 200 / 4 != 25);
+        between.for_each(|at| run.page(at).fill(1));
+    };
+    let check = |run: Span| -> Outcome {
+        for page in guards(run).flat_map(|guard| (0..4).map(move |at| guard.page(at))) {
+            ensure!(!sys::is_writable(page.start)?, "a guard page at {:#x} can be written", page.start);
+        }
+        Ok(())
+    };
+    for round in 0..8 {
+        let run = sys::map(2 * BLOCK)?;
+        run.page(0).fill(1);
+        ballast.walk()?;
+        guards(run).try_for_each(|guard| sys::advise(guard, sys::GUARD_INSTALL))?;
+        fill(run);
+        check(run)?;
+        let child = sys::fork(|| {
+            // Given back and used again; what is between the guards is discarded, they stay.
+            sys::advise(run, libc::MADV_DONTNEED)?;
+            fill(run);
+            check(run)?;
+            field.page(round).check(1)
+        })?;
+        sys::wait_for(child, 0)?;
+        check(run)?;
+        sys::unmap(run)?;
+    }
+    field.check(1)
 }
 
 fn guard(ctx: &Ctx) -> Outcome {

@@ -331,8 +331,11 @@ fn advise(
             Err(errno) => errno == Errno::NOMEM,
         };
     if all {
-        // Guard pages stay.
         let _ = call(DONTNEED);
+        // What came in between the two has taken the place of a guard.
+        if advice == GUARD_INSTALL {
+            let _ = call(GUARD_INSTALL);
+        }
     }
     given
 }

@@ -790,6 +790,7 @@ impl<K: Kernel> Engine<K> {
         });
         let mut end = end.min(low + n);
         let mut at = low.max(first);
+        let asked = Some(block_start + index * PAGE);
         if !self.has_units(&mut block, at..end, memory) {
             (end, brought) = (at, None);
         }
@@ -805,7 +806,7 @@ impl<K: Kernel> Engine<K> {
             let run = 1 + (at + 1..end).take_while(nothing).count();
             let (done, errno) = if grow {
                 let run = run.min(CHUNK);
-                match self.kernel.copy(to, self.config.zeros, run * PAGE, true) {
+                match self.copy(to, self.config.zeros, run, asked) {
                     Ok(()) => (run, None),
                     Err(partial) => {
                         self.kernel.wake(to, partial.done.max(PAGE));
@@ -815,7 +816,7 @@ impl<K: Kernel> Engine<K> {
             } else {
                 let (frame, left) = parts.locate(used);
                 let run = run.min(left).min(CHUNK - frame as usize % CHUNK);
-                let (done, moved, errno) = self.map(to, self.frames.address(frame), run);
+                let (done, moved, errno) = self.map(to, self.frames.address(frame), run, asked);
                 if moved && done > 0 {
                     self.frames.emptied(frame, done);
                     used += done;

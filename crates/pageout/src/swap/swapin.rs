@@ -13,7 +13,7 @@ use super::swapout::Outgoing;
 use crate::engine::{Engine, Swapin};
 use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
-use crate::kernel::{Kernel, Partial};
+use crate::kernel::{Found, Kernel, Partial};
 use crate::page::{Tag, Word};
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
@@ -372,7 +372,8 @@ impl<K: Kernel> Engine<K> {
             while run < contiguous && i + run < n && follows(i + run) && mine(i + run, &block) {
                 run += 1;
             }
-            let (done, moved, errno) = self.map(to, address, run);
+            let asked = asked.map(|index| block_start + index * PAGE);
+            let (done, moved, errno) = self.map(to, address, run, asked);
             for j in i..i + done {
                 block.set(incoming.at(j), incoming.words[j].arrive());
             }
@@ -443,10 +444,17 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of); of half as many where
-    /// neither can, for they may lie over a border of mappings. Pages done, whether by MOVE, and what stopped it.
-    pub(crate) fn map(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
+    /// neither can, for they may lie over a border of mappings. Pages done, whether by MOVE, and what stopped it. `asked`: the
+    /// address of the page that somebody waits for.
+    pub(crate) fn map(
+        &self,
+        to: usize,
+        from: usize,
+        pages: usize,
+        asked: Option<usize>,
+    ) -> (usize, bool, Option<Errno>) {
         if pages == 1 && (!self.is_full() || self.is_copied()) {
-            return self.map_copy(to, from, 1);
+            return self.map_copy(to, from, 1, asked);
         }
         let wake = pages == 1 || !makes(Flaw::WakeForgotten);
         match self.move_timed(to, from, pages, wake) {
@@ -463,12 +471,12 @@ impl<K: Kernel> Engine<K> {
             Err(Partial { errno, .. }) => {
                 // It can be executed, as the frames cannot.
                 let copied = match errno == Errno::INVAL && self.frames.has_executable() {
-                    true => self.map_by_copy(to, from, pages),
-                    false => self.map_copy(to, from, pages),
+                    true => self.map_by_copy(to, from, pages, asked),
+                    false => self.map_copy(to, from, pages, asked),
                 };
                 match copied {
                     (0, _, Some(Errno::AGAIN | Errno::EXIST)) => copied,
-                    (0, _, Some(_)) if pages > 1 => self.map(to, from, pages / 2),
+                    (0, _, Some(_)) if pages > 1 => self.map(to, from, pages / 2, asked),
                     _ => copied,
                 }
             }
@@ -476,8 +484,14 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// What MOVE does, by COPY: the frames are holes afterwards.
-    fn map_by_copy(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
-        let (done, _, errno) = self.map_copy(to, from, pages);
+    fn map_by_copy(
+        &self,
+        to: usize,
+        from: usize,
+        pages: usize,
+        asked: Option<usize>,
+    ) -> (usize, bool, Option<Errno>) {
+        let (done, _, errno) = self.map_copy(to, from, pages, asked);
         let emptied = done > 0 && self.kernel.drop_frames(from, done * PAGE).is_ok();
         if emptied {
             self.budget.add(done);
@@ -510,8 +524,14 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Pages by COPY. The frames stay filled: these are so many more pages.
-    fn map_copy(&self, to: usize, from: usize, pages: usize) -> (usize, bool, Option<Errno>) {
-        let (done, errno) = match self.kernel.copy(to, from, pages * PAGE, true) {
+    fn map_copy(
+        &self,
+        to: usize,
+        from: usize,
+        pages: usize,
+        asked: Option<usize>,
+    ) -> (usize, bool, Option<Errno>) {
+        let (done, errno) = match self.copy(to, from, pages, asked) {
             Ok(()) => (pages, None),
             // The rest is taken up by the next round.
             Err(partial) if partial.done > 0 => {
@@ -522,6 +542,38 @@ impl<K: Kernel> Engine<K> {
         };
         self.budget.sub(done);
         (done, false, errno)
+    }
+
+    /// COPY, as far as there is nothing: it goes over guard pages (MADV_GUARD_INSTALL), as MOVE does not. Where one page is `asked`
+    /// for there is none.
+    pub(crate) fn copy(
+        &self,
+        to: usize,
+        from: usize,
+        pages: usize,
+        asked: Option<usize>,
+    ) -> Result<(), Partial> {
+        let len = pages * PAGE;
+        let clear = match asked {
+            Some(at) if pages == 1 && at == to => len,
+            _ => {
+                let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+                match self.kernel.scan(to, to + len, &mut found).0 {
+                    0 => len,
+                    _ => found[0].start - to,
+                }
+            }
+        };
+        let stopped = Err(Partial { done: clear, errno: Errno::EXIST });
+        if clear == 0 {
+            return stopped;
+        }
+        self.kernel.copy(to, from, clear, true)?;
+        if clear < len {
+            self.kernel.wake(to, clear);
+            return stopped;
+        }
+        Ok(())
     }
 
     /// Frames `index..index + count` of a buffer were moved away.

@@ -447,7 +447,7 @@ impl<K: Kernel> Engine<K> {
             if word.tag() != Tag::Cached || word.payload() != frame as u64 {
                 break;
             }
-            let copied = self.kernel.copy(owner, self.frames.address(frame), PAGE, true);
+            let copied = self.copy(owner, self.frames.address(frame), 1, None);
             match copied.map_err(|partial| partial.errno) {
                 // Mapped already, by somebody who writes around us: theirs is the newer.
                 Ok(()) | Err(Errno::EXIST) => {
