@@ -5,6 +5,7 @@ use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::c_int;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
@@ -462,13 +463,33 @@ fn mlock_grew(ctx: &Ctx) -> Outcome {
     churn.end()
 }
 
-/// All comes in and stays; the engine's own memory is neither locked nor filled.
+/// All comes in and stays, and what was locked before never leaves; the engine's own memory is neither locked nor filled.
 fn mlockall_current(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
-    // SAFETY: has no conditions.
-    if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
-        return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
-    }
+    let secret = field.part(0, 256 * PAGE);
+    secret.fill(1);
+    // SAFETY: a part of the field.
+    sys::ret("mlock", unsafe { libc::mlock(secret.as_ptr(), secret.len) })?;
+    let is_done = AtomicBool::new(false);
+    let locked = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| -> Result<usize, Stop> {
+            let mut least = secret.pages();
+            while !is_done.load(Ordering::Relaxed) {
+                least = least.min(sys::resident(secret)?);
+            }
+            Ok(least)
+        });
+        for _ in 0..4 {
+            // SAFETY: has no conditions.
+            if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+                is_done.store(true, Ordering::Relaxed);
+                return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+        looks.join().expect("it does not panic")
+    })?;
+    ensure!(locked == secret.pages(), "{locked} of {} pages that were locked stayed", secret.pages());
     let status = std::fs::read_to_string("/proc/self/status")?;
     let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")?.split_whitespace().next());
     let locked = locked.and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or(0) << 10;

@@ -348,12 +348,13 @@ const MCL_ONFAULT: c_int = raw::MCL_ONFAULT as c_int;
 #[no_mangle]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     let known = flags & !(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
+    let locked_what_came = LOCKS_WHAT_COMES.fetch_or(flags & MCL_FUTURE != 0, Ordering::Relaxed);
     if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
         return answer(lock_by(flags)) as c_int;
     }
     let locked = sys::quietly(|| {
         let before = locked_areas();
-        lock_all(flags).inspect_err(|_| {
+        lock_all(flags, locked_what_came).inspect_err(|_| {
             // As if it had not been tried.
             let _ = unlock_all();
             for (start, end) in before {
@@ -388,13 +389,19 @@ fn unlock_all() -> Result<usize, Errno> {
     unsafe { sys::call(raw::__NR_munlockall, 0, 0, 0, 0) }
 }
 
+/// Has the program asked that what is to come is locked?
+static LOCKS_WHAT_COMES: AtomicBool = AtomicBool::new(false);
+
 /// Locks what there is, mapping by mapping, and leaves the engine's out.
-fn lock_all(flags: c_int) -> Result<usize, Errno> {
-    // What is to come first; without it, it is not locked any more.
-    match flags & MCL_FUTURE {
-        0 => unlock_all()?,
-        _ => lock_by(flags & !MCL_CURRENT)?,
-    };
+fn lock_all(flags: c_int, locked_what_came: bool) -> Result<usize, Errno> {
+    // What is to come first; without it, it is not locked any more. That takes an instant in which nothing is, so not without need:
+    // what leaves in it lies on a device.
+    if flags & MCL_FUTURE != 0 {
+        lock_by(flags & !MCL_CURRENT)?;
+    } else if locked_what_came {
+        unlock_all()?;
+        LOCKS_WHAT_COMES.store(false, Ordering::Relaxed);
+    }
     let (mut seen, mut failed) = (false, None);
     Maps::new().read(c"/proc/self/maps", |line| {
         seen = true;
