@@ -8,7 +8,7 @@ use crate::link::{self, Link, Welcome};
 use crate::part::Part;
 use crate::threads::Queue;
 use crate::tie::Tie;
-use crate::{fork, heir, memory, part, program, remap, sys, task};
+use crate::{exit, fork, heir, memory, part, program, remap, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -369,16 +369,17 @@ extern "C" fn keeper(_: usize) -> ! {
     nobody_is_called();
     // SAFETY: it manages what leaves and comes back as it was.
     let kernel = match unsafe { Linux::open_on(welcome.userfaultfd.as_ref().map(AsFd::as_fd)) } {
-        Ok(kernel) if sys::serves_real_time() => {
-            kernel.everywhere().with_growths(remap::growths, remap::growing)
-        }
-        Ok(kernel) => kernel.with_growths(remap::growths, remap::growing),
+        Ok(kernel) => match sys::serves_real_time() {
+            true => kernel.everywhere(),
+            false => kernel,
+        },
         Err(error) => {
             let why = alloc::format!("{error}");
             link.tell(&Message::with_text(Kind::Unlimited, 0, why.as_bytes()), None);
             leave(1)
         }
     };
+    let kernel = kernel.with_growths(remap::growths, remap::growing).with_numbers(exit::has_one_namespace);
     let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
     else {
         give_up(format_args!("no memory for the keeper of process {program}"))

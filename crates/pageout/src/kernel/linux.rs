@@ -37,6 +37,7 @@ pub struct Linux {
     probe: usize,
     growths: fn() -> Option<u32>,
     growing: fn() -> Option<Growth>,
+    are_ours: fn() -> bool,
     /// See [`Kernel::told_growths`].
     told: AtomicU32,
 }
@@ -329,6 +330,7 @@ impl Linux {
             probe: 0,
             growths: || None,
             growing: || None,
+            are_ours: || true,
             told: AtomicU32::new(NONE_TOLD),
         })
     }
@@ -337,6 +339,13 @@ impl Linux {
     /// after; and the call that is under way.
     pub fn with_growths(mut self, growths: fn() -> Option<u32>, growing: fn() -> Option<Growth>) -> Self {
         (self.growths, self.growing) = (growths, growing);
+        self
+    }
+
+    /// With who knows whether the numbers of threads that fault are those by which they are known here: a process that shares the
+    /// memory may be in another PID namespace, and its number somebody else's.
+    pub fn with_numbers(mut self, are_ours: fn() -> bool) -> Self {
+        self.are_ours = are_ours;
         self
     }
 
@@ -584,6 +593,9 @@ unsafe impl Kernel for Linux {
     }
 
     fn call_here(&self, thread: u32, at: usize) -> bool {
+        if !(self.are_ours)() {
+            return true;
+        }
         // The thread is blocked in its fault, so it changes neither its affinity nor its class meanwhile; who changes
         // another's looks whether a call came between (`undisturbed`).
         CALLS.fetch_add(1, SeqCst);
@@ -593,6 +605,9 @@ unsafe impl Kernel for Linux {
     }
 
     fn follow(&self, thread: u32) {
+        if !(self.are_ours)() {
+            return;
+        }
         if let Ok(there) = sched_getaffinity(Pid::from_raw(thread as i32)) {
             let _ = sched_setaffinity(None, &there);
         }
