@@ -29,7 +29,7 @@ use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE, UNIT};
 use pageout::stats::Stats;
 use pageout::swap::Place;
 use pageout::sync::LockClass;
-use pageout::wire::{Kind, Message, Settings, BYE_ENDED, BYE_EXEC};
+use pageout::wire::{Kind, Message, Settings, BYE_ENDED, BYE_EXEC, OVER_MORE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -546,18 +546,23 @@ impl Life {
         let stays = self.part.stuck(stays, files, seen);
         let now = engine.kernel.now();
         let (from, since, then) = *self.over.get_or_insert((now, now, stays));
-        // A locked heap that is collected never is.
-        let settled = stays.abs_diff(then) < limit / 64 || now - from >= RESTLESS;
         if stays <= limit {
             self.over = None;
-        } else if now - since < REST {
-            // Told when it has come to rest: the figure is to be of use, and what is found late can go after all.
-        } else if !settled {
+            return;
+        }
+        let rests = stays.abs_diff(then) < limit / 64;
+        if !rests {
             self.over = Some((from, now, stays));
-        } else if stays / 2 >= self.told_over {
+        }
+        // Told when it has come to rest: the figure is to be of use, and what is found late can go after all. A locked heap that is
+        // collected never does.
+        let has_settled = rests && now - since >= REST;
+        let told = self.told_over;
+        let is_news = has_settled && stays >= told + told / OVER_MORE || stays >= 2 * told;
+        if (has_settled || now - from >= RESTLESS) && is_news {
             self.told_over = stays;
             let least = stays + room * self.part.alive();
-            self.link.tell(&Message::new(Kind::Over, stays, least, 0), None);
+            self.link.tell(&Message::new(Kind::Over, stays, least, has_settled.into()), None);
         }
     }
 

@@ -21,7 +21,7 @@ use pageout::api::Bytes;
 use pageout::slot::Entry;
 use pageout::stats::STATS_BYTES;
 use pageout::tree::SEATS;
-use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
+use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, OVER_MORE, VERSION};
 
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
@@ -589,14 +589,16 @@ impl Server {
                 }
             }
             (Some(Kind::Over), Some(client)) => {
-                // All who have the same shared memory say so.
-                if message.a / 2 >= self.told_over {
+                // All who have the same shared memory say so. What has come to rest is said again if it is clearly more.
+                let (told, has_settled) = (self.told_over, message.c != 0);
+                if has_settled && message.a >= told + told / OVER_MORE || message.a >= 2 * told {
                     self.told_over = message.a;
+                    let so_far = if has_settled { "" } else { ", and more if it still grows" };
                     let [stays, limit, least] = [message.a, self.settings.limit_bytes, message.b]
                         .map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)));
                     say::warning(format_args!(
                         "{} ({}): {stays} cannot go of its memory and of the others' in the run (shared or locked memory, files \
-                         of others, code, stacks and the like); that is over the limit of {limit}; give at least {least}",
+                         of others, code, stacks and the like); that is over the limit of {limit}; give at least {least}{so_far}",
                         client.pid, client.name
                     ));
                 }

@@ -24,7 +24,7 @@
 //!                                     ◄──  Bequest {token | NONE}  + [the memfd]
 //!   Apart                             ──►                        nothing that it inherited is read any more
 //!   Full                              ──►                        it grows beyond its limit, for no device has room
-//!   Over {bytes, least}               ──►                        what cannot go is more than the limit
+//!   Over {bytes, least, has settled}  ──►                        what cannot go is more than the limit
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!   Guest {pid}                       ──►                        the process ended, and another has its memory
@@ -58,6 +58,9 @@ pub const CLUSTER_SLOTS: u64 = crate::slot::CLUSTER_SLOTS as u64;
 pub const TRUNK_CLUSTERS: u64 = crate::slot::TRUNK_CLUSTERS as u64;
 /// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
+
+/// [`Kind::Over`] is said again of what has come to rest at this part more than before; else at twice as much.
+pub const OVER_MORE: u64 = 4;
 
 /// Reason of a [`Kind::Bye`]: the program ended.
 pub const BYE_ENDED: u64 = 0;
@@ -132,7 +135,8 @@ pub enum Kind {
     Apart = 26,
     /// No device has room, and has had none for a while: the process grows beyond its limit.
     Full = 27,
-    /// `a` bytes that cannot go, of all processes together; `b` the least limit that can be kept.
+    /// `a` bytes that cannot go, of all processes together; `b` the least limit that can be kept; `c` is 1 if that has come to
+    /// rest, else 0.
     Over = 28,
 }
 
