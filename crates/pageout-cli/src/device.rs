@@ -64,7 +64,7 @@ pub struct Device {
     /// It had less room on disk than its length: what it is given it gives back.
     has_holes: bool,
     /// A name that we made.
-    _made: Option<Made>,
+    made: Option<Made>,
 }
 
 impl Device {
@@ -105,7 +105,7 @@ impl Device {
             header,
             held,
             has_holes,
-            _made: made,
+            made,
         })
     }
 
@@ -166,6 +166,7 @@ impl Device {
     /// Processes that outlive us read from it: it is not emptied at the end.
     pub fn leave_as_it_is(&mut self) {
         self.held = None;
+        self.made.iter_mut().for_each(|made| made.file = None);
     }
 
     /// Gives back what a trunk that nobody uses holds. What cannot be given back is only kept longer.
@@ -203,13 +204,31 @@ struct Made {
     path: PathBuf,
     /// Device and number of our file.
     id: (u64, u64),
+    /// The file, unless others read there still.
+    file: Option<File>,
+}
+
+impl Made {
+    /// The name is elsewhere, or not to be reached any more: the file is emptied at least, if it has one.
+    fn empty(&self) {
+        let Some(file) = &self.file else { return };
+        let emptied = match file.metadata() {
+            Ok(about) if about.nlink() == 0 => return,
+            Ok(_) => file.set_len(0).map(|()| "emptied; remove it".to_owned()),
+            Err(error) => Err(error),
+        };
+        let what = emptied.unwrap_or_else(|error| {
+            format!("not emptied: {}; it holds what was the program's memory, remove it", sys::reason(&error))
+        });
+        say::warning(format_args!("{}: its file is not there any more: {what}", self.path.display()));
+    }
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
         let is_ours = |about: fs::Metadata| (about.dev(), about.ino()) == self.id;
         if !fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
-            return;
+            return self.empty();
         }
         if let Err(error) = fs::remove_file(&self.path) {
             say::warning(format_args!(
@@ -312,7 +331,12 @@ impl Opened {
             .open(path)
             .map_err(|e| cannot(&name, "be made", &e))?;
         let about = file.metadata()?;
-        let made = Made { path: std::path::absolute(path)?, id: (about.dev(), about.ino()) };
+        device::write_in_place(&file);
+        let made = Made {
+            path: std::path::absolute(path)?,
+            id: (about.dev(), about.ino()),
+            file: Some(file.try_clone()?),
+        };
         take(&file, &name)?;
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));

@@ -949,6 +949,21 @@ fn what_is_shared_on_purpose_is_gone_for_the_others() {
     assert!(resident <= 64 << 10, "{resident} KiB");
 }
 
+#[test]
+fn a_swap_file_that_was_renamed_is_emptied() {
+    let place = Place::new();
+    let script =
+        "python3 -c 'import os; b = bytearray(os.urandom(1 << 20)) * 96'; stat -c %s swap; mv swap old";
+    let arguments = ["run", "-m", "24M", "-s", "swap,size=128M", "sh", "-c", script];
+    let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
+    let line = format!(
+        "pageout: {}: its file is not there any more: emptied; remove it\n",
+        place.path("swap").display()
+    );
+    assert_eq!((ended.err.as_str(), ended.out.as_str(), ended.status), (line.as_str(), "134217728\n", 0));
+    assert_eq!(std::fs::metadata(place.path("old")).unwrap().len(), 0);
+}
+
 /// Each of those who have it said so, with figures that were nearly the same, and none where each had little.
 #[test]
 fn what_is_shared_on_purpose_and_over_the_limit_is_told_of_once() {

@@ -7,7 +7,7 @@ use super::Errno;
 use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags};
 use rustix::ioctl;
 
@@ -123,11 +123,20 @@ pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
 pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
     // With O_EXCL nobody can give it a name later.
     let nameless = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE | OFlags::EXCL;
-    match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
+    let made = match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
         // What file systems without O_TMPFILE answer (overlayfs, NFS, FUSE of old, vfat).
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory),
         answer => answer,
-    }
+    };
+    made.inspect(|file| write_in_place(file))
+}
+
+/// Has a file that is empty yet overwritten where it is, on a file system that writes elsewhere each time (btrfs): that takes room
+/// for each write, of which there is none once it is full, and half the speed.
+pub fn write_in_place(empty: impl AsFd) {
+    let empty = empty.as_fd();
+    // The others have no such flag.
+    let _ = fs::ioctl_getflags(empty).and_then(|flags| fs::ioctl_setflags(empty, flags | fs::IFlags::NOCOW));
 }
 
 /// Creates `size` bytes of memory behind a descriptor.
@@ -200,8 +209,28 @@ pub fn empty(file: impl AsFd, room: Range<u64>, has_holes: bool) -> Result<(), E
     };
     match room.start {
         0 => emptied.or_else(|_| fs::ftruncate(file, 0)).and_then(|()| fs::ftruncate(file, room.end)),
-        _ => emptied,
+        // Some file systems can do neither (sshfs, NFS before 4.2).
+        _ => emptied.or_else(|_| write_zeros(file, room)),
     }
+}
+
+/// Overwrites what data there are.
+fn write_zeros(file: BorrowedFd<'_>, room: Range<u64>) -> Result<(), Errno> {
+    const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+    let mut at = room.start;
+    while at < room.end {
+        at = match fs::seek(file, fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => return Ok(()),
+            Err(_) => at,
+        };
+        let hole = fs::seek(file, fs::SeekFrom::Hole(at)).unwrap_or(room.end).min(room.end);
+        while at < hole {
+            let most = ZEROS.len().min((hole - at) as usize);
+            at += rustix::io::pwrite(file, &ZEROS[..most], at)? as u64;
+        }
+    }
+    Ok(())
 }
 
 /// Has a file no data at all, only holes, or room that nobody wrote to?
@@ -229,4 +258,27 @@ fn directory_is_safe(path: &CStr) -> Result<(), OpenError> {
         return Err(OpenError::Directory(mode & 0o7777));
     }
     Ok(())
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_written_where_there_are_data_and_nowhere_else() {
+        const PAGE: u64 = 4096;
+        let file = memory(64 * PAGE).unwrap();
+        for at in [0, 3, 40, 63] {
+            rustix::io::pwrite(&file, &[7; PAGE as usize], at * PAGE).unwrap();
+        }
+        let before = fs::fstat(&file).unwrap().st_blocks;
+        write_zeros(file.as_fd(), PAGE..63 * PAGE).unwrap();
+        assert_eq!(fs::fstat(&file).unwrap().st_blocks, before);
+        let mut first = [0; 1];
+        let left = (0..64).filter(|at| {
+            rustix::io::pread(&file, &mut first, at * PAGE).unwrap();
+            first[0] != 0
+        });
+        assert!(left.eq([0, 63]));
+    }
 }
