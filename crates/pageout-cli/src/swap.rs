@@ -50,18 +50,21 @@ fn wait(run: &Run, what: &str) -> Result<i32> {
 
 /// Returns when the run has something to say. Says so, once, when a device that is to go does not get emptier.
 fn watch(run: &Run, what: &str) -> Result<()> {
-    let (mut left, mut told) = (u64::MAX, false);
+    let (mut left, mut told, mut errors) = (u64::MAX, false, None);
     while !run.stirs_before(Instant::now() + PATIENCE)? {
         // By another connection: the answer on this one is not to be mixed up with the last word.
         let Ok((_, view)) = runs::one(Some(&run.pid.to_string())) else { continue };
         let leaving = view.devices.iter().filter(|device| device.leaving);
         let before = std::mem::replace(&mut left, leaving.map(|device| device.used_bytes).sum());
+        let errors_now = view.total("read_errors");
+        let fails = errors.replace(errors_now).is_some_and(|errors| errors < errors_now);
         if left > 0 && left >= before && !told {
             told = true;
-            say::warning(format_args!(
-                "{what}: {} left there and no room for it now; add a device (pageout swapon), or interrupt this",
-                Bytes(left)
-            ));
+            let why = match fails {
+                true => "it cannot be read now; mend it, or interrupt this to keep it on",
+                false => "no room for it now; add a device (pageout swapon), or interrupt this",
+            };
+            say::warning(format_args!("{what}: {} left there and {why}", Bytes(left)));
         }
     }
     Ok(())
