@@ -216,7 +216,7 @@ pub fn empty(file: impl AsFd, room: Range<u64>, has_holes: bool) -> Result<(), E
 
 /// Overwrites what data there are.
 fn write_zeros(file: BorrowedFd<'_>, room: Range<u64>) -> Result<(), Errno> {
-    const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+    static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
     let mut at = room.start;
     while at < room.end {
         at = match fs::seek(file, fs::SeekFrom::Data(at)) {
