@@ -98,11 +98,12 @@ pub fn prepare_process(register: Register, path: keeper::Path) {
         if pthread_key_create(&mut key, None) == 0 {
             SIGNALS.store(key, Ordering::Relaxed);
         }
-        register(Some(prepare), Some(parent), Some(first_in_child), core::ptr::null());
+        register(Some(prepare), None, Some(child), core::ptr::null());
     }
 }
 
-/// Where a thread that clones keeps the signals that it had blocked.
+/// Where a thread that forks keeps the signals that it has blocked as it knows, from before the program's handlers of fork until
+/// after them: see [`believed_mask`].
 static SIGNALS: AtomicU32 = AtomicU32::new(u32::MAX);
 
 extern "C" {
@@ -111,42 +112,33 @@ extern "C" {
     fn pthread_getspecific(key: c_uint) -> *mut c_void;
 }
 
-/// The last thing before libc takes its locks and clones: registered first, it runs last. The program's handlers of fork before
-/// it, and after the clone, have signals as the program has them: threads that they make inherit that.
-extern "C" fn prepare() {
+/// The mask that the calling thread believes to have, if all signals from elsewhere wait for its fork. No handler of a signal may
+/// come amid a fork, which could fork itself, or not come back; but handlers of fork make threads, which inherit the mask, and
+/// change it.
+pub fn believed_mask() -> Option<u64> {
+    let key = SIGNALS.load(Ordering::Relaxed);
+    if key == u32::MAX {
+        return None;
+    }
+    // SAFETY: our own key.
+    let kept = unsafe { pthread_getspecific(key) };
+    (!kept.is_null()).then_some(!(kept as u64))
+}
+
+/// Another one, or none from here on.
+pub fn believe_mask(mask: Option<u64>) {
     let key = SIGNALS.load(Ordering::Relaxed);
     if key != u32::MAX {
-        let mask = block_signals();
         // Never null: SIGKILL is not blocked.
+        let kept = mask.map_or(0, |mask| !mask) as *const c_void;
         // SAFETY: our own key; any value.
-        unsafe { pthread_setspecific(key, !mask as *const c_void) };
+        unsafe { pthread_setspecific(key, kept) };
     }
+}
+
+/// The last thing before libc takes its locks and clones: registered first, it runs last.
+extern "C" fn prepare() {
     dispatch::block();
-}
-
-/// The first thing after the clone, or where there is none.
-extern "C" fn parent() {
-    let key = SIGNALS.load(Ordering::Relaxed);
-    // SAFETY: our own key.
-    let kept = if key != u32::MAX { unsafe { pthread_getspecific(key) } } else { core::ptr::null_mut() };
-    if !kept.is_null() {
-        // SAFETY: as above.
-        unsafe { pthread_setspecific(key, core::ptr::null()) };
-        sys::set_signals(!(kept as u64));
-    }
-}
-
-extern "C" fn first_in_child() {
-    child();
-    parent();
-}
-
-/// Blocks what a clone is not to be interrupted by; returns the mask before.
-fn block_signals() -> u64 {
-    let mask = sys::block_signals_from_elsewhere();
-    // By which the clone is watched.
-    sys::unblock(linux_raw_sys::general::SIGSYS);
-    mask
 }
 
 /// In the child, before it goes on: a process with all its memory and no engine. Calls nothing of libc, so
@@ -250,12 +242,10 @@ pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
-/// The right to fork now. Signals are blocked while a thread has it, a handler may fork too; but not while the program's handlers
-/// of fork run ([`Turn::let_signals_come`]).
+/// The right to fork now. Signals are blocked while a thread has it: a handler may fork too.
 #[must_use]
 pub struct Turn {
     mask: u64,
-    blocks: bool,
     asked: bool,
     out: bool,
 }
@@ -291,28 +281,31 @@ impl Turn {
 
     /// Unblocks signals: all there is to do in the child, and before a clone whose child goes elsewhere.
     pub fn restore(&self) {
-        if self.blocks {
-            sys::set_signals(self.mask);
-        }
+        sys::set_signals(self.mask);
     }
 
-    /// From here on signals are what [`prepare`] sees to.
-    pub fn let_signals_come(&mut self) {
-        if SIGNALS.load(Ordering::Relaxed) != u32::MAX {
-            self.restore();
-            self.blocks = false;
-        }
+    /// From here to [`Turn::handlers_end`] the program's handlers of fork may run.
+    pub fn handlers_begin(&self) {
+        believe_mask(Some(self.mask));
+    }
+
+    /// In parent and child.
+    pub fn handlers_end(&mut self) {
+        self.mask = believed_mask().unwrap_or(self.mask);
+        believe_mask(None);
     }
 }
 
 /// Before a fork of the calling process, or of one that shares its memory. None: not now (EAGAIN), since the calling thread is
 /// in a fork already, as a handler of fork is, or another is for ever.
 pub fn before() -> Option<Turn> {
-    let mask = block_signals();
+    let mask = sys::block_signals_from_elsewhere();
+    // By which the clone is watched.
+    sys::unblock(linux_raw_sys::general::SIGSYS);
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, blocks: true, asked: false, out: false });
+        return Some(Turn { mask, asked: false, out: false });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     UNASKED.fetch_sub(1, Ordering::SeqCst);
@@ -321,7 +314,7 @@ pub fn before() -> Option<Turn> {
         return None;
     }
     let out = ask(ASKED) == GRANTED_OUT;
-    Some(Turn { mask, blocks: true, asked: true, out })
+    Some(Turn { mask, asked: true, out })
 }
 
 /// Waits for the others, a minute for each; false: one has not come to its end by then.

@@ -22,18 +22,17 @@ pub fn prepare() {
 
 type Fork = unsafe extern "C" fn() -> c_int;
 
-/// A fork by libc, which runs the program's handlers of it or not. Its child is ours from the clone on.
-fn fork_by(runs_handlers: bool, libc: impl FnOnce() -> c_int) -> c_int {
+/// A fork by libc. Its child is ours from the clone on.
+fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
     let Some(mut turn) = fork::before() else { return fail(Errno::AGAIN) };
     let dispatched = turn.is_out() && dispatch::begin();
     if turn.is_out() && !dispatched && !turn.bring_home() {
         turn.end();
         return fail(Errno::NOMEM);
     }
-    if runs_handlers {
-        turn.let_signals_come();
-    }
+    turn.handlers_begin();
     let child = libc();
+    turn.handlers_end();
     if dispatched {
         dispatch::end();
     }
@@ -49,7 +48,7 @@ fn fork_by(runs_handlers: bool, libc: impl FnOnce() -> c_int) -> c_int {
 #[no_mangle]
 pub extern "C" fn fork() -> c_int {
     // SAFETY: libc's function of that name.
-    fork_by(true, || unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
+    fork_by(|| unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
 }
 
 /// See the table of [`super`]: another name of `fork`.
@@ -61,7 +60,7 @@ pub extern "C" fn __fork() -> c_int {
 /// See the table of [`super`]. Runs no handlers of its own, so the child's keeper is started here.
 #[no_mangle]
 pub extern "C" fn _Fork() -> c_int {
-    let child = fork_by(false, || {
+    let child = fork_by(|| {
         dispatch::block();
         // SAFETY: libc's function of that name.
         unsafe { core::mem::transmute::<usize, Fork>(BARE_FORK.get())() }
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn forkpty(
     window: *const c_void,
 ) -> c_int {
     // SAFETY: libc's function of that name; arguments as the caller promises.
-    fork_by(true, || unsafe {
+    fork_by(|| unsafe {
         core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window)
     })
 }

@@ -1,7 +1,7 @@
 //! Threads: how they begin, and where they run.
 
-use super::{answer, Next};
-use crate::{exit, memory, sys};
+use super::{answer, fail, Next};
+use crate::{exit, fork, memory, sys};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use linux_raw_sys::general as raw;
@@ -23,6 +23,8 @@ type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 struct Launch {
     start: Start,
     argument: *mut c_void,
+    /// Of one that a handler of fork makes, the signals that it inherits.
+    mask: Option<u64>,
 }
 
 /// Memory of the engine's for what a new thread is told. Its heap has a lock that the engine takes too: no handler of the
@@ -43,7 +45,8 @@ unsafe fn take_for_thread<T>(kept: *mut c_void) -> T {
 extern "C" fn launched(launch: *mut c_void) -> *mut c_void {
     exit::enter_thread();
     // SAFETY: made by `pthread_create` below for this thread alone.
-    let Launch { start, argument } = unsafe { take_for_thread(launch) };
+    let Launch { start, argument, mask } = unsafe { take_for_thread(launch) };
+    mask.map(sys::set_signals);
     start(argument)
 }
 
@@ -66,7 +69,7 @@ pub unsafe extern "C" fn pthread_create(
         // SAFETY: as the caller promises.
         return unsafe { create(thread, attributes, start, argument) };
     }
-    let launch = keep_for_thread(Launch { start, argument });
+    let launch = keep_for_thread(Launch { start, argument, mask: fork::believed_mask() });
     // SAFETY: as the caller promises.
     let result = unsafe { create(thread, attributes, launched, launch) };
     if result != 0 {
@@ -74,6 +77,51 @@ pub unsafe extern "C" fn pthread_create(
         unsafe { take_for_thread::<Launch>(launch) };
     }
     result
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn pthread_sigmask(how: c_int, set: *const u64, old: *mut u64) -> c_int {
+    /// SIGCANCEL and SIGSETXID are libc's, SIGKILL and SIGSTOP the kernel's.
+    const NEVER: u64 = 1 << 31 | 1 << 32 | 1 << 8 | 1 << 18;
+    // SAFETY: a set, as the caller promises; the first word of it is all that there is.
+    let asked = (!set.is_null()).then(|| unsafe { set.read() } & !NEVER);
+    let Some(mask) = fork::believed_mask() else {
+        let asked = asked.as_ref().map_or(core::ptr::null(), |asked| asked as *const u64);
+        // SAFETY: sets of 8 bytes, or null.
+        let done =
+            unsafe { sys::call(raw::__NR_rt_sigprocmask, how as usize, asked as usize, old as usize, 8) };
+        return done.map_or_else(|errno| errno.raw_os_error(), |_| 0);
+    };
+    let next = match (asked, how as u32) {
+        (None, _) => mask,
+        (Some(asked), raw::SIG_BLOCK) => mask | asked,
+        (Some(asked), raw::SIG_UNBLOCK) => mask & !asked,
+        (Some(asked), raw::SIG_SETMASK) => asked,
+        _ => return Errno::INVAL.raw_os_error(),
+    };
+    fork::believe_mask(Some(next));
+    if !old.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { old.write(mask) };
+    }
+    0
+}
+
+/// See the table of [`super`].
+///
+/// # Safety
+/// As libc's.
+#[no_mangle]
+pub unsafe extern "C" fn sigprocmask(how: c_int, set: *const u64, old: *mut u64) -> c_int {
+    // SAFETY: as the caller promises.
+    match unsafe { pthread_sigmask(how, set, old) } {
+        0 => 0,
+        errno => fail(Errno::from_raw_os_error(errno)),
+    }
 }
 
 type Start11 = extern "C" fn(*mut c_void) -> c_int;
