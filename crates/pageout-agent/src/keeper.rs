@@ -379,7 +379,10 @@ extern "C" fn keeper(_: usize) -> ! {
             leave(1)
         }
     };
-    let kernel = kernel.with_growths(remap::growths, remap::growing).with_numbers(exit::has_one_namespace);
+    let kernel = kernel
+        .with_growths(remap::growths, remap::growing)
+        .with_numbers(exit::has_one_namespace)
+        .with_guests(exit::may_have_guests);
     let Ok(part) = Part::new(&welcome.tree, welcome.seat, welcome.settings.limit_bytes, kernel.statm())
     else {
         give_up(format_args!("no memory for the keeper of process {program}"))

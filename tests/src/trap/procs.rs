@@ -1,7 +1,7 @@
 //! Processes: descriptors, daemons, programs started and replaced, guests in the same memory.
 
 use super::load::{together, Ballast, Churn, Dice};
-use super::span::{load, pattern, Span, PAGE};
+use super::span::{load, pattern, store, Span, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::ffi::{CString, OsStr};
@@ -43,6 +43,8 @@ pub const TRAPS: &[Trap] = &[
         guest_chain,
     )
     .may_log(),
+    Trap::new("guest-killed-maps", "such a process is killed as it maps and unmaps", guest_killed_maps)
+        .may_log(),
     Trap::new("guest-killed", "such a process is killed as it forks; then the program forks", guest_killed)
         .may_log(),
     Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
@@ -447,6 +449,44 @@ fn guest_killed(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     field.check(1)
+}
+
+/// Maps, fills and unmaps at one place, by calls that need nothing of libc's.
+extern "C" fn mapping_guest(place: *mut c_void) -> c_int {
+    // SAFETY: a span that its maker keeps for it.
+    let place = unsafe { *(place as *const Span) };
+    loop {
+        if sys::map_over(place, sys::RW, 0).is_ok() {
+            (0..place.pages()).for_each(|at| store(place.page(at).start, 7));
+            std::thread::sleep(Duration::from_millis(3));
+            let _ = sys::unmap(place);
+        }
+    }
+}
+
+/// The kernel takes back what it was about to tell of its last call: what is mapped there next looked like what was there before.
+fn guest_killed_maps(ctx: &Ctx) -> Outcome {
+    let mut ballast = Ballast::new(2 * ctx.half())?;
+    let (stack, place) = (sys::map(256 << 10)?, sys::map(8 << 20)?);
+    let mut dice = Dice::new(8);
+    let deadline = ctx.deadline() + 3 * ctx.time;
+    while Instant::now() < deadline {
+        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+        // SAFETY: the stack is the child's alone; the span outlives it.
+        let guest = sys::ret("clone", unsafe {
+            libc::clone(mapping_guest, top, flags, (&raw const place) as *mut c_void)
+        })?;
+        std::thread::sleep(Duration::from_micros(5_000 + dice.roll(40_000) as u64));
+        // SAFETY: a child of ours, not waited for yet.
+        unsafe { libc::kill(guest, libc::SIGKILL) };
+        sys::wait_status(guest)?;
+        sys::map_over(place, sys::RW, 0)?;
+        place.check_zero()?;
+        place.fill(3);
+        (0..2).try_for_each(|_| ballast.walk())?;
+        place.check(3)?;
+    }
+    Ok(())
 }
 
 /// How a process goes that has a guest.

@@ -38,6 +38,7 @@ pub struct Linux {
     growths: fn() -> Option<u32>,
     growing: fn() -> Option<Growth>,
     are_ours: fn() -> bool,
+    lose_events: fn() -> bool,
     /// See [`Kernel::told_growths`].
     told: AtomicU32,
 }
@@ -331,6 +332,7 @@ impl Linux {
             growths: || None,
             growing: || None,
             are_ours: || true,
+            lose_events: || false,
             told: AtomicU32::new(NONE_TOLD),
         })
     }
@@ -339,6 +341,13 @@ impl Linux {
     /// after; and the call that is under way.
     pub fn with_growths(mut self, growths: fn() -> Option<u32>, growing: fn() -> Option<Growth>) -> Self {
         (self.growths, self.growing) = (growths, growing);
+        self
+    }
+
+    /// With who knows whether there may be other processes that share the memory: of what one does as it is killed the kernel takes
+    /// the event back.
+    pub fn with_guests(mut self, are_there: fn() -> bool) -> Self {
+        self.lose_events = are_there;
         self
     }
 
@@ -566,6 +575,14 @@ unsafe impl Kernel for Linux {
         // SAFETY: one side is a frame, the other a managed page whose word the caller holds.
         let moved = self.while_told(|| unsafe { self.uffd.move_pages(to, from, len, mode) });
         moved.or_else(|partial| self.moved_after_all(to, from, len, wake, partial))
+    }
+
+    fn take_pages(&self, frames: usize, from: usize, len: usize) -> Result<(), Partial> {
+        // Of what was mapped there since, nobody would see that it is out.
+        if (self.lose_events)() && !self.is_registered(from, from + len) {
+            return Err(Partial { done: 0, errno: Errno::INVAL });
+        }
+        self.move_pages(frames, from, len, false)
     }
 
     fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {

@@ -100,6 +100,14 @@ pub unsafe trait Kernel: Send + Sync {
     /// What was moved and why it stopped; see `pageout_uffd::Uffd::move_pages`.
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial>;
 
+    /// [`Kernel::move_pages`] of the program's memory, into frames. Where nobody can have lost an event that is all.
+    ///
+    /// # Errors
+    /// As that; INVAL where it is registered no more, or not in one mapping.
+    fn take_pages(&self, frames: usize, from: usize, len: usize) -> Result<(), Partial> {
+        self.move_pages(frames, from, len, false)
+    }
+
     /// Copies into a hole. Events lock held shared.
     ///
     /// # Errors

@@ -310,8 +310,8 @@ impl<K: Kernel> Engine<K> {
         let to = self.frames.address(frame);
         // What it costs an evictor, which may run while all others rest, says nothing about the servers.
         let moved = match out.memory {
-            Memory::AtHand => self.move_timed(to, from, run, false),
-            Memory::Asked => self.kernel.move_pages(to, from, run * PAGE, false),
+            Memory::AtHand => self.take_timed(to, from, run),
+            Memory::Asked => self.kernel.take_pages(to, from, run * PAGE),
         };
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| run);
         for page in 0..done {
@@ -429,7 +429,7 @@ impl<K: Kernel> Engine<K> {
             self.policy.lock().keep(turn);
             return Some(Left::Some);
         };
-        let moved = self.kernel.move_pages(self.frames.huge_address(huge), block_start, BLOCK, false);
+        let moved = self.kernel.take_pages(self.frames.huge_address(huge), block_start, BLOCK);
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
         if let (0, Err(partial)) = (done, moved) {
             if partial.errno == Errno::EXIST {

@@ -512,13 +512,23 @@ impl<K: Kernel> Engine<K> {
         interrupts && self.budget.get() > -most
     }
 
-    /// A MOVE by a server. If it is of few pages its time is noted, where that is asked for.
-    pub(crate) fn move_timed(&self, to: usize, from: usize, pages: usize, wake: bool) -> Result<(), Partial> {
+    /// A MOVE by a server.
+    fn move_timed(&self, to: usize, from: usize, pages: usize, wake: bool) -> Result<(), Partial> {
+        self.timed(pages, || self.kernel.move_pages(to, from, pages * PAGE, wake))
+    }
+
+    /// The same, out of the program's memory.
+    pub(crate) fn take_timed(&self, frames: usize, from: usize, pages: usize) -> Result<(), Partial> {
+        self.timed(pages, || self.kernel.take_pages(frames, from, pages * PAGE))
+    }
+
+    /// If it is of few pages its time is noted, where that is asked for.
+    fn timed(&self, pages: usize, moves: impl FnOnce() -> Result<(), Partial>) -> Result<(), Partial> {
         if pages > FEW || self.is_inline() {
-            return self.kernel.move_pages(to, from, pages * PAGE, wake);
+            return moves();
         }
         let started = self.kernel.now();
-        let moved = self.kernel.move_pages(to, from, pages * PAGE, wake);
+        let moved = moves();
         average(&self.move_ns, self.kernel.now() - started);
         moved
     }
