@@ -9,9 +9,10 @@
 //! Threads that are made past pthread say where that word is as they are made, or by `set_tid_address`: it is pinned then. What
 //! is made by instructions of the program's own is not seen, nor are such threads' lists of mutexes.
 
+use crate::wrap::{pthread_key_create, pthread_setspecific};
 use crate::{fork, sys, wrap};
 use alloc::vec::Vec;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
@@ -51,11 +52,6 @@ static ONE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static GUESTS: AtomicBool = AtomicBool::new(false);
 /// Some of them may be in another PID namespace: their numbers say nothing here, nor ours there.
 static GUESTS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
-
-extern "C" {
-    fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
-    fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
-}
 
 fn used() -> &'static [AtomicUsize] {
     &BLOCKS[..USED.load(Ordering::Acquire)]

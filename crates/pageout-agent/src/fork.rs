@@ -11,9 +11,10 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
+use crate::wrap::{pthread_getspecific, pthread_key_create, pthread_setspecific};
 use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin, wrap};
 use alloc::boxed::Box;
-use core::ffi::{c_int, c_uint, c_void, CStr};
+use core::ffi::{c_void, CStr};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
@@ -105,12 +106,6 @@ pub fn prepare_process(register: Register, path: keeper::Path) {
 /// Where a thread that forks keeps the signals that it has blocked as it knows, from before the program's handlers of fork until
 /// after them: see [`believed_mask`].
 static SIGNALS: AtomicU32 = AtomicU32::new(u32::MAX);
-
-extern "C" {
-    fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
-    fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
-    fn pthread_getspecific(key: c_uint) -> *mut c_void;
-}
 
 /// The mask that the calling thread believes to have, if all signals from elsewhere wait for its fork. No handler of a signal may
 /// come amid a fork, which could fork itself, or not come back; but handlers of fork make threads, which inherit the mask, and

@@ -29,7 +29,7 @@ use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE, UNIT};
 use pageout::stats::Stats;
 use pageout::swap::Place;
 use pageout::sync::LockClass;
-use pageout::wire::{Kind, Message, Settings, BYE_ENDED, BYE_EXEC, OVER_MORE};
+use pageout::wire::{is_news, Kind, Message, Settings, BYE_ENDED, BYE_EXEC};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -557,9 +557,7 @@ impl Life {
         // Told when it has come to rest: the figure is to be of use, and what is found late can go after all. A locked heap that is
         // collected never does.
         let has_settled = rests && now - since >= REST;
-        let told = self.told_over;
-        let is_news = has_settled && stays >= told + told / OVER_MORE || stays >= 2 * told;
-        if (has_settled || now - from >= RESTLESS) && is_news {
+        if (has_settled || now - from >= RESTLESS) && is_news(self.told_over, stays, has_settled) {
             self.told_over = stays;
             let least = stays + room * self.part.alive();
             self.link.tell(&Message::new(Kind::Over, stays, least, has_settled.into()), None);

@@ -21,7 +21,7 @@ use pageout::api::Bytes;
 use pageout::slot::Entry;
 use pageout::stats::STATS_BYTES;
 use pageout::tree::SEATS;
-use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, OVER_MORE, VERSION};
+use pageout::wire::{is_news, Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
 
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
@@ -589,9 +589,9 @@ impl Server {
                 }
             }
             (Some(Kind::Over), Some(client)) => {
-                // All who have the same shared memory say so. What has come to rest is said again if it is clearly more.
-                let (told, has_settled) = (self.told_over, message.c != 0);
-                if has_settled && message.a >= told + told / OVER_MORE || message.a >= 2 * told {
+                // All who have the same shared memory say so.
+                let has_settled = message.c != 0;
+                if is_news(self.told_over, message.a, has_settled) {
                     self.told_over = message.a;
                     let so_far = if has_settled { "" } else { ", and more if it still grows" };
                     let [stays, limit, least] = [message.a, self.settings.limit_bytes, message.b]

@@ -95,7 +95,6 @@ impl Rates {
 }
 
 /// What processes have in memory together, and of that what cannot go, in bytes: what several have, such as files, counts once.
-#[derive(Clone, Copy)]
 struct Resident {
     all: u64,
     unmanaged: u64,
@@ -119,12 +118,12 @@ fn counted_elsewhere(process: &ProcessView) -> u64 {
     /// With fewer files in memory, a sixteenth, it is not worth it to walk all that the process has.
     const FEW: u64 = 16;
     let pid = process.pid();
-    let files = tree::files_of(pid).unwrap_or(0);
+    let (_, files) = tree::resident(pid).unwrap_or_default();
     let said = process.resident();
     if files < said / FEW {
         return 0;
     }
-    tree::proportional(pid).map_or(0, |part| said.saturating_sub(part).min(files))
+    tree::proportional(pid, "Pss:").map_or(0, |part| said.saturating_sub(part).min(files))
 }
 
 fn heading() -> String {

@@ -95,16 +95,17 @@ pub fn user_of(pid: i32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What a process has in memory of files, and of what is shared on purpose, in bytes.
-pub fn files_of(pid: i32) -> Option<u64> {
-    let text = sys::text_of(format!("/proc/{pid}/statm"))?;
-    text.split(' ').nth(2)?.parse::<u64>().ok().map(|pages| pages * PAGE)
+/// What a process, as one of its threads has it, has in memory, and of that what is of files or shared on purpose, in bytes.
+pub fn resident(thread: i32) -> Option<(u64, u64)> {
+    let text = sys::text_of(format!("/proc/{thread}/statm"))?;
+    let mut bytes = text.split(' ').skip(1).map_while(|pages| Some(pages.parse::<u64>().ok()? * PAGE));
+    Some((bytes.next()?, bytes.next()?))
 }
 
-/// What a process has in memory, in bytes: of what several have, its part. Walks all of it; only for who may look into it.
-pub fn proportional(pid: i32) -> Option<u64> {
-    let text = sys::text_of(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+/// The same of `what` (`Pss:`, `Pss_Anon:`): of what several have, its part. Walks all of it; only for who may look into it.
+pub fn proportional(thread: i32, what: &str) -> Option<u64> {
+    let text = sys::text_of(format!("/proc/{thread}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(what))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 

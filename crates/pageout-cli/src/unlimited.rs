@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::device::PAGE;
 use crate::sys;
-use crate::tree::Process;
+use crate::tree::{self, Process};
 
 /// Between two counts: this, or so many times as long as the count took.
 const EVERY: Duration = Duration::from_millis(100);
@@ -161,22 +160,15 @@ struct Count {
 /// The memory that is a process's own, as one of its threads has it, without files, in bytes: of what it shares since a fork
 /// its part, or all if it lets nobody look closer.
 fn own(thread: i32, known: &mut HashMap<i32, Count>) -> Option<u64> {
-    let read = |file: &str| sys::text_of(format!("/proc/{thread}/{file}"));
-    let text = read("statm")?;
-    let mut pages = text.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
-    let (resident, shared) = (pages.next()?, pages.next()?);
-    let whole = resident.saturating_sub(shared) * PAGE;
+    let (resident, shared) = tree::resident(thread)?;
+    let whole = resident.saturating_sub(shared);
     if let Some(count) = known.get(&thread) {
         let change = count.whole.abs_diff(whole);
         if change < MUCH.max(whole / 16) && count.at.elapsed() < AGAIN {
             return Some((count.part + whole).saturating_sub(count.whole));
         }
     }
-    let part = |text: String| {
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
-        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
-    };
-    let part = read("smaps_rollup").and_then(part).unwrap_or(whole);
+    let part = tree::proportional(thread, "Pss_Anon:").unwrap_or(whole);
     known.insert(thread, Count { at: Instant::now(), whole, part });
     Some(part)
 }

@@ -59,8 +59,11 @@ pub const TRUNK_CLUSTERS: u64 = crate::slot::TRUNK_CLUSTERS as u64;
 /// In `Leased`: no trunk is left. In `Welcome`: no seat.
 pub const NONE: u64 = u64::MAX;
 
-/// [`Kind::Over`] is said again of what has come to rest at this part more than before; else at twice as much.
-pub const OVER_MORE: u64 = 4;
+/// Is [`Kind::Over`] worth to be said of so many `bytes`, after it was of `told`? What has come to rest is said again at a quarter
+/// more; else at twice as much.
+pub fn is_news(told: u64, bytes: u64, has_settled: bool) -> bool {
+    has_settled && bytes >= told + told / 4 || bytes >= 2 * told
+}
 
 /// Reason of a [`Kind::Bye`]: the program ended.
 pub const BYE_ENDED: u64 = 0;

@@ -35,7 +35,7 @@ mod number;
 mod thread;
 
 use crate::sys;
-use core::ffi::{c_char, c_int, c_long, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
@@ -43,6 +43,13 @@ use rustix::io::Errno;
 extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn __errno_location() -> *mut c_int;
+}
+
+// Thread-specific data of libc's.
+extern "C" {
+    pub fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
+    pub fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
+    pub fn pthread_getspecific(key: c_uint) -> *mut c_void;
 }
 
 pub use mapping::{bring_in, can_be_read, keeps_from_children, mappings};

@@ -157,6 +157,9 @@ pub(crate) enum Brought {
     NoHuge,
 }
 
+/// Of pages to be mapped: how many were, whether by MOVE, and what stopped it.
+pub(crate) type Mapped = (usize, bool, Option<Errno>);
+
 /// Adds a time to a moving average of times.
 fn average(of: &AtomicU64, ns: u64) {
     let before = of.load(Relaxed);
@@ -372,8 +375,8 @@ impl<K: Kernel> Engine<K> {
             while run < contiguous && i + run < n && follows(i + run) && mine(i + run, &block) {
                 run += 1;
             }
-            let asked = asked.map(|index| block_start + index * PAGE);
-            let (done, moved, errno) = self.map(to, address, run, asked);
+            let asked_at = asked.map(|index| block_start + index * PAGE);
+            let (done, moved, errno) = self.map(to, address, run, asked_at);
             for j in i..i + done {
                 block.set(incoming.at(j), incoming.words[j].arrive());
             }
@@ -444,15 +447,8 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of); of half as many where
-    /// neither can, for they may lie over a border of mappings. Pages done, whether by MOVE, and what stopped it. `asked`: the
-    /// address of the page that somebody waits for.
-    pub(crate) fn map(
-        &self,
-        to: usize,
-        from: usize,
-        pages: usize,
-        asked: Option<usize>,
-    ) -> (usize, bool, Option<Errno>) {
+    /// neither can, for they may lie over a border of mappings. `asked`: the address of the page that somebody waits for.
+    pub(crate) fn map(&self, to: usize, from: usize, pages: usize, asked: Option<usize>) -> Mapped {
         if pages == 1 && (!self.is_full() || self.is_copied()) {
             return self.map_copy(to, from, 1, asked);
         }
@@ -484,13 +480,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// What MOVE does, by COPY: the frames are holes afterwards.
-    fn map_by_copy(
-        &self,
-        to: usize,
-        from: usize,
-        pages: usize,
-        asked: Option<usize>,
-    ) -> (usize, bool, Option<Errno>) {
+    fn map_by_copy(&self, to: usize, from: usize, pages: usize, asked: Option<usize>) -> Mapped {
         let (done, _, errno) = self.map_copy(to, from, pages, asked);
         let emptied = done > 0 && self.kernel.drop_frames(from, done * PAGE).is_ok();
         if emptied {
@@ -534,13 +524,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Pages by COPY. The frames stay filled: these are so many more pages.
-    fn map_copy(
-        &self,
-        to: usize,
-        from: usize,
-        pages: usize,
-        asked: Option<usize>,
-    ) -> (usize, bool, Option<Errno>) {
+    fn map_copy(&self, to: usize, from: usize, pages: usize, asked: Option<usize>) -> Mapped {
         let (done, errno) = match self.copy(to, from, pages, asked) {
             Ok(()) => (pages, None),
             // The rest is taken up by the next round.
@@ -580,7 +564,6 @@ impl<K: Kernel> Engine<K> {
         }
         self.kernel.copy(to, from, clear, true)?;
         if clear < len {
-            self.kernel.wake(to, clear);
             return stopped;
         }
         Ok(())
