@@ -50,7 +50,8 @@ pub struct Device {
     pub settings: DeviceSettings,
     /// Whether freed trunks are given back to it.
     pub discards: bool,
-    is_block_device: bool,
+    /// Whether it is a disk.
+    pub is_block_device: bool,
     is_memory: bool,
     /// Whether it is a file on a disk, which may have holes.
     grows: bool,

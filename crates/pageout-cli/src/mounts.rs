@@ -3,6 +3,7 @@
 //! A number is used again when its device has gone from all processes; a serial never is, so that what a process says
 //! of a device that has gone meanwhile is not taken for the one that came after it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -33,12 +34,15 @@ pub struct Mount {
     /// It is on its way off: nobody is given trunks of it.
     pub leaving: bool,
     trunks: Trunks,
+    /// Came back, and are to be given back to the device before they are lent again: what it has to do for that may take
+    /// long, and others wait for their answers.
+    returning: VecDeque<u64>,
 }
 
 impl Mount {
     fn new(device: Device) -> Self {
         let trunks = Trunks::new(device.trunks);
-        Self { device, leaving: false, trunks }
+        Self { device, leaving: false, trunks, returning: VecDeque::new() }
     }
 
     /// Tells it from all others that ever were.
@@ -48,7 +52,7 @@ impl Mount {
 
     /// What processes have of it.
     pub fn lent(&self) -> Bytes {
-        Bytes(self.trunks.lent() * self.device.trunk.0)
+        Bytes((self.trunks.lent() - self.returning.len() as u64) * self.device.trunk.0)
     }
 
     /// What can still be lent.
@@ -57,6 +61,30 @@ impl Mount {
             return 0;
         }
         self.device.trunks * self.device.trunk.0 - self.lent().0
+    }
+
+    /// Has what came back been given back?
+    pub fn is_settled(&self) -> bool {
+        self.returning.is_empty()
+    }
+
+    /// Gives one trunk that came back to the device, which also waits for writes of the dead, and then to others; false if
+    /// there was none.
+    fn settle_one(&mut self) -> bool {
+        let Some(trunk) = self.returning.pop_front() else { return false };
+        self.device.discard(trunk);
+        self.trunks.take_back(trunk);
+        true
+    }
+
+    /// Lends one that is free, and up to `most` with those that follow it.
+    fn lend(&mut self, most: u64) -> Option<Range<u64>> {
+        loop {
+            match self.trunks.lend(most) {
+                None if self.settle_one() => {}
+                lent => return lent,
+            }
+        }
     }
 }
 
@@ -164,7 +192,7 @@ impl Mounts {
             let mount = self.by_number[number].as_mut().filter(|mount| !mount.leaving)?;
             let size = mount.device.trunk.0;
             let share = (mount.free_bytes() / PLENTY).min(AT_ONCE.0) / size;
-            let mut lent = mount.trunks.lend(share)?;
+            let mut lent = mount.lend(share)?;
             let reserved = mount.device.reserve(&lent);
             (reserved..lent.end).for_each(|trunk| mount.trunks.take_back(trunk));
             lent.end = reserved;
@@ -181,9 +209,47 @@ impl Mounts {
     pub fn take_back(&mut self, lent: impl IntoIterator<Item = Trunk>) {
         for (number, trunk) in lent {
             let mount = self.by_number[number].as_mut().expect("a device with trunks lent is there");
-            // First give it back to the file system, which also waits for writes of the dead, then to others.
-            mount.device.discard(trunk);
-            mount.trunks.take_back(trunk);
+            mount.returning.push_back(trunk);
         }
+    }
+
+    /// Is there nothing to be given back to a device?
+    pub fn are_settled(&self) -> bool {
+        self.iter().all(|(_, mount)| mount.is_settled())
+    }
+
+    /// Gives to disks, at the end, what came back; files are emptied as a whole, or go.
+    pub fn settle_disks(&mut self) {
+        let disks = self.by_number.iter_mut().flatten().filter(|mount| mount.device.is_block_device);
+        disks.for_each(|mount| while mount.settle_one() {});
+    }
+
+    /// Gives a trunk of each that came back to the devices.
+    pub fn settle_some(&mut self) {
+        self.by_number.iter_mut().flatten().for_each(|mount| {
+            mount.settle_one();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pageout::api::Spec;
+
+    #[test]
+    fn what_came_back_is_lent_again_once_it_has_been_given_back() {
+        let spec = Spec::parse("mem,size=64M").unwrap();
+        let mut mounts = Mounts::new(vec![Device::open(&spec, 1 << 30, 0, &|_| ()).unwrap()]);
+        let lend = |mounts: &mut Mounts| mounts.lend(0, 1).unwrap().map(|(_, lent)| lent.start);
+        let all: Vec<u64> = std::iter::from_fn(|| lend(&mut mounts)).collect();
+        assert_eq!(all.len() as u64, mounts.by_number[0].as_ref().unwrap().device.trunks);
+        mounts.take_back([(0, 3), (0, 5)]);
+        let mount = mounts.by_number[0].as_ref().unwrap();
+        assert_eq!((mount.free_bytes(), mount.is_settled()), (2 * mount.device.trunk.0, false));
+        // Who asks does not wait for all of it.
+        assert_eq!((lend(&mut mounts), mounts.are_settled()), (Some(3), false));
+        mounts.settle_some();
+        assert_eq!((mounts.are_settled(), lend(&mut mounts), lend(&mut mounts)), (true, Some(5), None));
     }
 }

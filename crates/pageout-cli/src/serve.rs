@@ -365,7 +365,8 @@ impl Server {
         let judgement = judgement.map(|at| at.saturating_duration_since(now));
         self.crowded_until = self.crowded_until.filter(|until| *until > now);
         let crowded = self.crowded_until.map(|until| until - now);
-        let due = [Some(self.seats.due_in()), self.bequests.due_in(), crowded];
+        let settling = (!self.mounts.are_settled()).then_some(Duration::ZERO);
+        let due = [Some(self.seats.due_in()), self.bequests.due_in(), crowded, settling];
         let timeout = timeout.into_iter().chain(judgement).chain(due.into_iter().flatten()).min();
 
         let mut watched = vec![(others, libc::POLLIN)];
@@ -414,6 +415,7 @@ impl Server {
             self.take_back([]);
         }
         self.call_in();
+        self.mounts.settle_some();
         self.settle_switches();
         self.share_out();
         if accept {
@@ -857,6 +859,7 @@ impl Server {
         clients.into_iter().for_each(|client| self.bury(client));
         self.bequests.close();
         self.take_back([]);
+        self.mounts.settle_disks();
         self.report.set_lost(self.mounts.iter().map(|(_, mount)| mount.lent().0).sum());
     }
 }

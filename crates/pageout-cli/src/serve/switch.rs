@@ -210,6 +210,9 @@ impl Server {
             }
             // Trunks of the dead from which children read, who have nothing there any more either.
             self.mounts.take_back(self.bequests.give_up(number));
+            if self.mounts.get_mut(number).is_some_and(|mount| !mount.is_settled()) {
+                continue;
+            }
             drop(self.mounts.remove(number));
             for index in 0..self.connections.len() {
                 if self.connections[index].switching == Some(serial) {
