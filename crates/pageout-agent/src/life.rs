@@ -340,15 +340,7 @@ impl Life {
     }
 
     /// Starts the engine and adopts what there is.
-    fn take_up(&mut self, mut kernel: Linux, heir: Option<heir::File>) -> &'static Keeper {
-        let fate = if heir.is_some() { "killed" } else { "it runs without a limit" };
-        let need = |what: Result<usize, Errno>| match what {
-            Ok(address) => address,
-            Err(errno) => give_up(format_args!(
-                "process {}: no memory for its engine ({errno}): {fate}; raise vm.max_map_count or ulimit -v",
-                keeper::program()
-            )),
-        };
+    fn take_up(&mut self, kernel: Linux, heir: Option<heir::File>) -> &'static Keeper {
         // First of all nothing more may grow unseen. Whoever faults waits for the servers, whoever unmaps for
         // the reader of events.
         let mut taking = heir::Taking::new();
@@ -381,6 +373,53 @@ impl Life {
         }
         // The rest takes its time, and the threads that are started are as their maker.
         sys::go_first();
+        let engine = self.engine(kernel, executable, heir.as_ref());
+        let code = Code::new(self.code.clone(), &engine.kernel);
+        let keeper = Keeper::new(engine, self.link, code);
+        keeper.engine.adopt_registered(&taking.registered);
+        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
+            give_up(format_args!(
+                "process {}, the child of a fork: another process wrote to its memory before it had its engine; killed, so \
+                 that it cannot go on with what is wrong",
+                keeper::program()
+            ));
+        }
+        heir.iter().for_each(heir::File::forget);
+        // No page leaves before forks that found no engine are through; `attend` sees to that.
+        keeper.engine.stand_still(true);
+        self.tie_to_program(Some(keeper));
+        keeper.publish();
+        self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
+        Stats::set(&self.stats.active, 1);
+        self.evictor = keeper.hire(threads::evict);
+        keeper.hire(fork::attend);
+        for _ in 0..SERVERS {
+            keeper.hire(threads::serve);
+        }
+        sys::go_before_all();
+        if heir.is_some() {
+            // What it inherits is out already.
+            keeper.code.lock().keep();
+            fork::inherited();
+        }
+        keeper
+    }
+
+    /// The engine: what it works with, and the devices of the run.
+    fn engine(
+        &mut self,
+        mut kernel: Linux,
+        executable: Option<usize>,
+        heir: Option<&heir::File>,
+    ) -> Engine<Linux> {
+        let fate = if heir.is_some() { "killed" } else { "it runs without a limit" };
+        let need = |what: Result<usize, Errno>| match what {
+            Ok(address) => address,
+            Err(errno) => give_up(format_args!(
+                "process {}: no memory for its engine ({errno}): {fate}; raise vm.max_map_count or ulimit -v",
+                keeper::program()
+            )),
+        };
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
         let frames = (limit_pages / 8).clamp(1024, 16384);
         let huge = (limit_pages / 8 / 512).clamp(4, 32);
@@ -414,41 +453,14 @@ impl Life {
         self.devices.open_all(&place, self.link);
         let frames = Frames::new(base, frames / CHUNK, huge_base, huge);
         executable.into_iter().for_each(|base| frames.open_executable(base));
-        let mut engine = Engine::new(kernel, config, frames, place, self.stats);
-        if let Some(file) = &heir {
-            engine = engine.with_key(file.key());
+        let engine = Engine::new(kernel, config, frames, place, self.stats);
+        match heir {
+            Some(file) => engine.with_key(file.key()),
+            None => engine,
         }
-        let code = Code::new(self.code.clone(), &engine.kernel);
-        let keeper = Keeper::new(engine, self.link, code);
-        keeper.engine.adopt_registered(&taking.registered);
-        if heir.as_ref().is_some_and(|file| !taking.finish(file, &keeper.engine)) {
-            give_up(format_args!(
-                "process {}, the child of a fork: another process wrote to its memory before it had its engine; killed, so \
-                 that it cannot go on with what is wrong",
-                keeper::program()
-            ));
-        }
-        heir.iter().for_each(heir::File::forget);
-        // No page leaves before forks that found no engine are through; `attend` sees to that.
-        keeper.engine.stand_still(true);
-        self.tie_to_program(Some(keeper));
-        keeper.publish();
-        self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
-        Stats::set(&self.stats.active, 1);
-        self.evictor = keeper.hire(threads::evict);
-        keeper.hire(fork::attend);
-        for _ in 0..SERVERS {
-            keeper.hire(threads::serve);
-        }
-        sys::go_before_all();
-        if heir.is_some() {
-            // What it inherits is out already.
-            keeper.code.lock().keep();
-            fork::inherited();
-        }
-        keeper
     }
 
+    /// Looks after the program from then on.
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
         let mut still = 0u64;

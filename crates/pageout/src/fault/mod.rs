@@ -169,6 +169,28 @@ enum Decision {
     Memory,
 }
 
+/// Where zeros for a fault come from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack of one call; the fault path allocates nothing"
+)]
+enum Zeros {
+    /// New memory for `n` pages, `left` of which nothing is mapped for yet.
+    New { n: usize, left: usize },
+    /// Filled frames; so many have been moved away.
+    Frames { parts: Parts, used: usize },
+}
+
+impl Zeros {
+    /// For so many pages.
+    fn count(&self) -> usize {
+        match self {
+            Zeros::New { n, .. } => *n,
+            Zeros::Frames { parts, .. } => parts.count(),
+        }
+    }
+}
+
 impl Server {
     /// A server with nothing to do.
     pub fn new() -> Self {
@@ -762,27 +784,13 @@ impl<K: Kernel> Engine<K> {
                 None => {}
             }
         }
-        // New memory while there is room below the limit; after that, memory that somebody else left.
-        let grow = self.budget.take(n);
-        let mut unused = if grow { n } else { 0 };
-        let parts = if grow { Some(Parts::new()) } else { self.take_frames(n, whole) };
-        let Some(parts) = parts else { return Some(Brought::NoFrame) };
-        let n = if grow { n } else { parts.count() };
+        let Some(mut source) = self.source_of_zeros(n, whole) else { return Some(Brought::NoFrame) };
+        let n = source.count();
         let low = if low + n > index { low } else { index + 1 - n };
-        for part in parts.iter() {
-            // SAFETY: the frames were taken: filled, and nobody else's.
-            unsafe {
-                core::ptr::write_bytes(
-                    self.frames.address(part.frame) as *mut u8,
-                    0,
-                    part.count as usize * PAGE,
-                );
-            }
-        }
         let regions = self.events.read();
         // It was there when this was decided, and none goes.
         let mut block = self.space.block_or_new(block_start).lock();
-        let (mut used, mut brought) = (0, Some(Brought::Done(low + n)));
+        let mut brought = Some(Brought::Done(low + n));
         // Not beyond the region: what was looked at without this lock may be somebody else's by now.
         let (first, end) = self.bounds(&regions, block_start, index, since).unwrap_or_else(|| {
             self.kernel.wake(block_start + index * PAGE, PAGE);
@@ -801,32 +809,12 @@ impl<K: Kernel> Engine<K> {
                 at += 1;
                 continue;
             }
-            let to = block_start + at * PAGE;
             let nothing = |at: &usize| matches!(block.word(*at).tag(), Tag::None | Tag::Zero);
             let run = 1 + (at + 1..end).take_while(nothing).count();
-            let (done, errno) = if grow {
-                let run = run.min(CHUNK);
-                match self.copy(to, self.config.zeros, run, asked) {
-                    Ok(()) => (run, None),
-                    Err(partial) => {
-                        self.kernel.wake(to, partial.done.max(PAGE));
-                        (partial.done / PAGE, Some(partial.errno))
-                    }
-                }
-            } else {
-                let (frame, left) = parts.locate(used);
-                let run = run.min(left).min(CHUNK - frame as usize % CHUNK);
-                let (done, moved, errno) = self.map(to, self.frames.address(frame), run, asked);
-                if moved && done > 0 {
-                    self.frames.emptied(frame, done);
-                    used += done;
-                }
-                (done, errno)
-            };
+            let (done, errno) = self.map_zeros(&mut source, block_start + at * PAGE, run, asked);
             (at..at + done).for_each(|index| self.filled(&mut block, index));
             if done > 0 {
                 self.used(&mut block, block_start, at..at + done, n <= UNIT_PAGES);
-                unused -= if grow { done } else { 0 };
             }
             at += done;
             match errno {
@@ -845,11 +833,61 @@ impl<K: Kernel> Engine<K> {
         }
         drop(block);
         drop(regions);
-        self.budget.add(unused);
-        for i in used..parts.count() {
-            self.frames.give_back(parts.locate(i).0);
+        match source {
+            Zeros::New { left, .. } => self.budget.add(left),
+            Zeros::Frames { parts, used } => {
+                (used..parts.count()).for_each(|i| self.frames.give_back(parts.locate(i).0));
+            }
         }
         brought
+    }
+
+    /// Zeros for up to `n` pages: new memory while there is room below the limit; after that, what somebody else left.
+    fn source_of_zeros(&self, n: usize, whole: bool) -> Option<Zeros> {
+        if self.budget.take(n) {
+            return Some(Zeros::New { n, left: n });
+        }
+        let parts = self.take_frames(n, whole)?;
+        for part in parts.iter() {
+            let at = self.frames.address(part.frame) as *mut u8;
+            // SAFETY: the frames were taken: filled, and nobody else's.
+            unsafe { core::ptr::write_bytes(at, 0, part.count as usize * PAGE) };
+        }
+        Some(Zeros::Frames { parts, used: 0 })
+    }
+
+    /// Maps zeros on up to `run` pages: how many, and what stopped it.
+    fn map_zeros(
+        &self,
+        source: &mut Zeros,
+        to: usize,
+        run: usize,
+        asked: Option<usize>,
+    ) -> (usize, Option<Errno>) {
+        match source {
+            Zeros::New { left, .. } => {
+                let run = run.min(CHUNK);
+                let (done, errno) = match self.copy(to, self.config.zeros, run, asked) {
+                    Ok(()) => (run, None),
+                    Err(partial) => {
+                        self.kernel.wake(to, partial.done.max(PAGE));
+                        (partial.done / PAGE, Some(partial.errno))
+                    }
+                };
+                *left -= done;
+                (done, errno)
+            }
+            Zeros::Frames { parts, used } => {
+                let (frame, there) = parts.locate(*used);
+                let run = run.min(there).min(CHUNK - frame as usize % CHUNK);
+                let (done, moved, errno) = self.map(to, self.frames.address(frame), run, asked);
+                if moved && done > 0 {
+                    self.frames.emptied(frame, done);
+                    *used += done;
+                }
+                (done, errno)
+            }
+        }
     }
 
     /// Is there a unit for each of these pages, or memory for it?

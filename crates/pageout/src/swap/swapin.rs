@@ -67,6 +67,15 @@ impl Buffer {
     }
 }
 
+/// The first `n` pages of what comes in, in a buffer; `asked`: the page of the block that somebody waits for.
+struct Read<'a> {
+    incoming: &'a Incoming,
+    buffer: &'a Buffer,
+    block_start: usize,
+    n: usize,
+    asked: Option<usize>,
+}
+
 impl Incoming {
     /// Empty.
     pub fn new() -> Self {
@@ -110,6 +119,11 @@ impl Incoming {
     /// The place in the block of the page that is `i`-th.
     fn at(&self, i: usize) -> usize {
         self.pages[i] as usize
+    }
+
+    /// Is it still ours to map?
+    fn is_mine(&self, i: usize, block: &BlockState) -> bool {
+        block.word(self.at(i)) == self.words[i] || makes(Flaw::ArriveUnsure)
     }
 }
 
@@ -211,7 +225,7 @@ impl<K: Kernel> Engine<K> {
         };
         self.read(incoming, n, &buffer);
         let asked = urge.is_asked().then_some(index);
-        let (brought, is_huge) = self.arrive(incoming, block_start, n, asked, &buffer);
+        let (brought, is_huge) = self.arrive(&Read { incoming, buffer: &buffer, block_start, n, asked });
         let place = incoming.pages[..n].partition_point(|page| (*page as usize) < index);
         let is_unread = asked.is_none() && incoming.unread[place] && brought != Brought::Pending;
         let brought = if is_unread { Brought::Unread } else { brought };
@@ -319,14 +333,8 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Maps what was read where it still belongs. Whether that is a huge page now.
-    fn arrive(
-        &self,
-        incoming: &mut Incoming,
-        block_start: usize,
-        n: usize,
-        asked: Option<usize>,
-        buffer: &Buffer,
-    ) -> (Brought, bool) {
+    fn arrive(&self, read: &Read<'_>) -> (Brought, bool) {
+        let &Read { incoming, buffer, block_start, n, asked } = read;
         let mut regions = self.events.read();
         let of_page = self.space.block(block_start).expect("block of a busy page");
         let mut block = of_page.lock();
@@ -342,39 +350,17 @@ impl<K: Kernel> Engine<K> {
                 regions = self.events.read();
                 block = of_page.lock();
             }
-            let mine = |i: usize, block: &BlockState| {
-                block.word(incoming.at(i)) == incoming.words[i] || makes(Flaw::ArriveUnsure)
-            };
-            let to = block_start + incoming.at(i) * PAGE;
-            if !mine(i, &block) {
-                // The program gave the page up while it was read; its count of the slot fell to us, and who
-                // touched it since waits for us.
-                self.place.put(incoming.words[i].payload(), 1);
-                self.unused(buffer, i, 1);
-                self.kernel.wake(to, PAGE);
-                i += 1;
-                continue;
-            }
-            if incoming.unread[i] && Some(incoming.at(i)) != asked {
-                // Nobody asked for it: whoever does may meet the device in a better moment.
-                block.set(incoming.at(i), incoming.words[i].abandon());
-                self.kernel.wake(to, PAGE);
-                self.unused(buffer, i, 1);
-                i += 1;
-                continue;
-            }
-            if !incoming.good[i] {
-                self.poison(&mut block, block_start, incoming.at(i), incoming.words[i]);
-                self.unused(buffer, i, 1);
+            if self.turns_away(read, &mut block, i) {
                 i += 1;
                 continue;
             }
             let (address, contiguous) = buffer.locate(self, i);
             let mut run = 1;
             let follows = |j: usize| incoming.at(j) == incoming.at(i) + (j - i) && incoming.good[j];
-            while run < contiguous && i + run < n && follows(i + run) && mine(i + run, &block) {
+            while run < contiguous && i + run < n && follows(i + run) && incoming.is_mine(i + run, &block) {
                 run += 1;
             }
+            let to = block_start + incoming.at(i) * PAGE;
             let asked_at = asked.map(|index| block_start + index * PAGE);
             let (done, moved, errno) = self.map(to, address, run, asked_at);
             for j in i..i + done {
@@ -391,42 +377,20 @@ impl<K: Kernel> Engine<K> {
             }
             i += done;
             let Some(errno) = errno else { continue };
-            match errno {
-                Errno::AGAIN => {
-                    // Nothing of the rest can be mapped before the event is applied.
-                    for j in i..n {
-                        if mine(j, &block) {
-                            block.set(incoming.at(j), incoming.words[j].abandon());
-                        } else {
-                            self.place.put(incoming.words[j].payload(), 1);
-                        }
-                        self.unused(buffer, j, 1);
-                    }
-                    // Others than who asked may wait for these pages: they take their faults again.
-                    let (next, end) = (incoming.at(i), incoming.at(n - 1) + 1);
-                    self.kernel.wake(block_start + next * PAGE, (end - next) * PAGE);
-                    brought = if asked.is_none_or(|asked| asked >= next) {
-                        Brought::Pending
-                    } else {
-                        Brought::Done(next)
-                    };
-                    break;
-                }
-                Errno::EXIST => {
-                    // Mapped already, by somebody who writes around us: theirs is the newer.
-                    block.set(incoming.at(i), incoming.words[i].arrive());
-                    self.unused(buffer, i, 1);
-                    self.kernel.wake(to + done * PAGE, PAGE);
-                    i += 1;
-                }
-                _ => {
-                    // Not to be mapped here and now (the mapping goes, or changed). It stays on the device.
-                    block.set(incoming.at(i), incoming.words[i].abandon());
-                    self.unused(buffer, i, 1);
-                    self.kernel.wake(to + done * PAGE, PAGE);
-                    i += 1;
-                }
+            if errno == Errno::AGAIN {
+                brought = self.calls_off(read, &mut block, i);
+                break;
             }
+            let word = match errno {
+                // Mapped already, by somebody who writes around us: theirs is the newer.
+                Errno::EXIST => incoming.words[i].arrive(),
+                // Not to be mapped here and now (the mapping goes, or changed). It stays on the device.
+                _ => incoming.words[i].abandon(),
+            };
+            block.set(incoming.at(i), word);
+            self.unused(buffer, i, 1);
+            self.kernel.wake(to + done * PAGE, PAGE);
+            i += 1;
         }
         // Not as part of a stream; by `always` all that comes is large.
         let alone = n <= UNIT_PAGES || self.config.swapin == Swapin::Always;
@@ -444,6 +408,46 @@ impl<K: Kernel> Engine<K> {
             Buffer::Small(_) => {}
         }
         (brought, whole)
+    }
+
+    /// Page `i` is not to be mapped: the program gave it up meanwhile, or what was read is not its data.
+    fn turns_away(&self, read: &Read<'_>, block: &mut BlockState, i: usize) -> bool {
+        let (at, word) = (read.incoming.at(i), read.incoming.words[i]);
+        if !read.incoming.is_mine(i, block) {
+            // Its count of the slot fell to us, and who touched it since waits for us.
+            self.place.put(word.payload(), 1);
+        } else if read.incoming.unread[i] && Some(at) != read.asked {
+            // Nobody asked for it: whoever does may meet the device in a better moment.
+            block.set(at, word.abandon());
+        } else if !read.incoming.good[i] {
+            self.poison(block, read.block_start, at, word);
+            self.unused(read.buffer, i, 1);
+            return true;
+        } else {
+            return false;
+        }
+        self.unused(read.buffer, i, 1);
+        self.kernel.wake(read.block_start + at * PAGE, PAGE);
+        true
+    }
+
+    /// Nothing from page `i` on can be mapped before an event is applied.
+    fn calls_off(&self, read: &Read<'_>, block: &mut BlockState, i: usize) -> Brought {
+        let incoming = read.incoming;
+        for j in i..read.n {
+            match incoming.is_mine(j, block) {
+                true => block.set(incoming.at(j), incoming.words[j].abandon()),
+                false => self.place.put(incoming.words[j].payload(), 1),
+            }
+            self.unused(read.buffer, j, 1);
+        }
+        // Others than who asked may wait for these pages: they take their faults again.
+        let (next, end) = (incoming.at(i), incoming.at(read.n - 1) + 1);
+        self.kernel.wake(read.block_start + next * PAGE, (end - next) * PAGE);
+        match read.asked.is_none_or(|asked| asked >= next) {
+            true => Brought::Pending,
+            false => Brought::Done(next),
+        }
     }
 
     /// MOVE, or COPY where MOVE cannot (a read-only mapping, a frame that a device has just let go of); of half as many where
