@@ -11,6 +11,8 @@ pub enum Flaw {
     MoveUnlocked,
     /// A hint is believed without a look at the cluster's order and at whether the device is on.
     HintBelieved,
+    /// A cluster is discarded as it was when it was found on its list.
+    DiscardUnsure,
     /// A device is taken for full without a second look after it was marked so.
     FullUnsure,
     /// A device is taken for off though it had been switched on before it was said to have room.

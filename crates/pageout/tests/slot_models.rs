@@ -92,6 +92,25 @@ fn lists() {
     });
 }
 
+/// The last cluster that waits for discard is allocated from while the device is to be told: one of the two has it.
+#[test]
+fn discards() {
+    passes_and_would_notice(Flaw::DiscardUnsure, None, || {
+        let all = Slots::new(1);
+        let id = all.swapon(DeviceConfig { discard: true, ..DeviceConfig::new(CLUSTER) }).unwrap();
+        let slots = Arc::new(all);
+        let first = slots.alloc(0, 0, owner(1)).unwrap();
+        slots.put(first, 1).unwrap();
+        let other = slots.clone();
+        let thread = thread::spawn(move || other.alloc(0, 0, owner(2)));
+        let told = slots.take_discard(id);
+        let got = thread.join().unwrap();
+        assert!(told.is_some() != got.is_some(), "{told:?} {got:?}");
+        told.into_iter().for_each(|told| slots.discarded(told));
+        slots.audit();
+    });
+}
+
 /// A device that goes while somebody allocates the first of its slots: it stays, or gives none.
 #[test]
 fn device_off() {

@@ -258,7 +258,8 @@ impl Device {
     /// The cluster, if its trunk was ever used.
     pub(super) fn get(&self, index: u32) -> Option<&Cluster> {
         let group = index as usize / TRUNK_CLUSTERS;
-        let chunk = self.directory[group / CHUNK_GROUPS].get()?;
+        // Not that of `NOBODY`, where a list has none any more.
+        let chunk = self.directory.get(group / CHUNK_GROUPS)?.get()?;
         chunk[0][group % CHUNK_GROUPS].get().map(|group| &group[0][index as usize % TRUNK_CLUSTERS])
     }
 

@@ -122,7 +122,7 @@ impl Slots {
         (0..device.spread()).find_map(|shard| {
             let (index, cluster) = device.first_of(shard, Place::DISCARD)?;
             let mut state = cluster.lock();
-            if cluster.place() != Place::DISCARD {
+            if cluster.place() != Place::DISCARD && !makes(Flaw::DiscardUnsure) {
                 return None;
             }
             let _ = device.move_to(index, cluster, &mut state, Place::DISCARDING, || ());
