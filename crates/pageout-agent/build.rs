@@ -18,6 +18,9 @@ fn main() {
         .status()
         .unwrap_or_else(|error| panic!("{linker:?}: {error}"));
     assert!(status.success(), "{linker:?} makes no shared library");
+    // What one wrapper calls of another is our own, not what the program defines of the same name: that would come back by
+    // libc's `syscall`, for ever.
+    println!("cargo::rustc-link-arg-cdylib=-Wl,-Bsymbolic-functions");
     // Nothing refers to it, so it would be left out.
     for argument in ["-Wl,--no-as-needed", &name.display().to_string(), "-Wl,--as-needed"] {
         println!("cargo::rustc-link-arg-cdylib={argument}");

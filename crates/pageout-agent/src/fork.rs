@@ -74,7 +74,6 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// From so many generations, one of which forked the next, something may be inherited still.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static CHILD: AtomicBool = AtomicBool::new(false);
-static mut PATH: Option<keeper::Path> = None;
 
 type Register = unsafe extern "C" fn(
     prepare: Option<extern "C" fn()>,
@@ -90,11 +89,10 @@ pub fn register() -> Option<Register> {
     unsafe { core::mem::transmute::<*mut core::ffi::c_void, Option<Register>>(found) }
 }
 
-/// Has every fork's child start its own keeper, which finds the run at `path`.
-pub fn prepare_process(register: Register, path: keeper::Path) {
+/// Has every fork's child start its own keeper.
+pub fn prepare_process(register: Register) {
     // SAFETY: runs before main; glibc keeps the function.
     unsafe {
-        PATH = Some(path);
         let mut key = 0;
         if pthread_key_create(&mut key, None) == 0 {
             SIGNALS.store(key, Ordering::Relaxed);
@@ -218,8 +216,7 @@ fn begin() -> bool {
     remap::forget();
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
-    // SAFETY: written before main.
-    unsafe { PATH }.is_some_and(keeper::start)
+    keeper::start()
 }
 
 /// Has the process forked, or is it the child of a fork? Then it may share pages.
@@ -493,10 +490,8 @@ fn child_finds_run(maps: &mut Maps) -> bool {
 
 /// Is run's socket where it was, also where the program, whose root can be seen, has other mounts by now?
 fn sees_socket() -> bool {
-    // SAFETY: written before main.
-    let path = unsafe { PATH };
-    let path =
-        path.and_then(|path| Some(alloc::format!("root{}", core::str::from_utf8(path.as_bytes()).ok()?)));
+    let path = keeper::path();
+    let path = core::str::from_utf8(path.as_bytes()).ok().map(|path| alloc::format!("root{path}"));
     let seen = path.map(|path| stat(program::file(&path).as_c_str()));
     !matches!(seen, Some(Err(Errno::NOENT | Errno::NOTDIR)))
 }

@@ -63,7 +63,6 @@ static KEEPER: AtomicU32 = AtomicU32::new(0);
 /// 1 when the keeper watches, or never will. The program waits for it: one that is over in 50 ms would else run
 /// without a limit on a busy machine.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
-/// What the messenger passes on.
 static mut PATH: Path = Path { bytes: [0; 108], len: 0 };
 
 /// What the keeper's threads share.
@@ -212,11 +211,21 @@ pub fn forget() {
     ENGINE.store(core::ptr::null_mut(), Ordering::SeqCst);
 }
 
+/// Before main: keepers of this process, and of its forks, find the run there.
+pub fn prepare_process(path: Path) {
+    // SAFETY: nobody else is here yet.
+    unsafe { PATH = path };
+}
+
+/// Where the run is.
+pub fn path() -> Path {
+    // SAFETY: written before main.
+    unsafe { PATH }
+}
+
 /// Starts the keeper of the calling process; false: there is none. Without one the program runs unlimited, and `run`
 /// says so.
-pub fn start(path: Path) -> bool {
-    // SAFETY: nobody else is here yet, in a new program as in a fork's child.
-    unsafe { PATH = path };
+pub fn start() -> bool {
     if memory::reserve().is_err() {
         return false;
     }
@@ -314,8 +323,6 @@ extern "C" fn keeper(_: usize) -> ! {
     sys::raise_limits();
     sys::go_before_all();
     sys::let_read_clocks();
-    // SAFETY: written before the clone.
-    let path = unsafe { PATH };
     // The program's descriptors were copied with everything else: pipes must end when the program ends.
     // 2 stays until the connection is there, for a word to the user.
     // SAFETY: nothing here uses them.
@@ -334,7 +341,7 @@ extern "C" fn keeper(_: usize) -> ! {
     if fcntl_getfd(unsafe { rustix::stdio::stderr() }).is_err() {
         let _ = rustix::stdio::dup2_stderr(&watch);
     }
-    let (link, welcome) = match connect(path, program, me) {
+    let (link, welcome) = match connect(program, me) {
         Ok(met) => met,
         Err(errno) => {
             // Run has ended, which it said or its user saw, and with it the limit; every program that a shell starts would
@@ -391,10 +398,10 @@ extern "C" fn keeper(_: usize) -> ! {
 }
 
 /// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.
-fn connect(path: Path, program: u32, me: u32) -> Result<(Link, Welcome), Errno> {
+fn connect(program: u32, me: u32) -> Result<(Link, Welcome), Errno> {
     let mut resets = 0;
     loop {
-        match Link::connect(path.as_bytes(), program, me) {
+        match Link::connect(path().as_bytes(), program, me) {
             Err(Errno::CONNRESET | Errno::PIPE) if resets < RESETS => resets += 1,
             met => return met,
         }

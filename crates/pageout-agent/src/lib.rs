@@ -89,7 +89,8 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
         unsafe { name_us(environment, name.to_bytes()) };
     }
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
-        fork::prepare_process(register, path);
+        keeper::prepare_process(path);
+        fork::prepare_process(register);
         wrap::prepare_process();
         twin::prepare_process();
         exit::prepare_process();
@@ -99,7 +100,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
                 of its memory would be its first child\n",
             );
         }
-        keeper::start(path);
+        keeper::start();
     }
 }
 

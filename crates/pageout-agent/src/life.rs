@@ -421,8 +421,7 @@ impl Life {
             )),
         };
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
-        let frames = (limit_pages / 8).clamp(1024, 16384);
-        let huge = (limit_pages / 8 / 512).clamp(4, 32);
+        let (frames, huge) = Frames::counts(limit_pages);
         let zeros = need(memory::map(CHUNK * PAGE, PAGE));
         let base = need(memory::map(frames * PAGE, BLOCK));
         let huge_base = need(memory::map(huge * BLOCK, BLOCK));

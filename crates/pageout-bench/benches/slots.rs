@@ -54,7 +54,7 @@ impl<'a> Work<'a> {
         if self.order == 0 {
             self.slots.put_batch(entries).unwrap();
         } else {
-            entries.iter().for_each(|&entry| self.slots.put(entry, 1 << self.order).unwrap());
+            entries.iter().for_each(|&entry| _ = self.slots.put(entry, 1 << self.order).unwrap());
         }
         assert_eq!(self.slots.alloc_batch(self.cpu, self.order, owner, entries), entries.len());
         black_box(entries);
@@ -88,7 +88,7 @@ fn pair(each: [&Slots; 2], order: u8, rounds: u64) -> Duration {
         for mut entries in work.held {
             match order {
                 0 => each[cpu].put_batch(&mut entries).unwrap(),
-                _ => entries.iter().for_each(|&entry| each[cpu].put(entry, 1 << order).unwrap()),
+                _ => entries.iter().for_each(|&entry| _ = each[cpu].put(entry, 1 << order).unwrap()),
             }
         }
         took

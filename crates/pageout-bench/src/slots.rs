@@ -233,7 +233,7 @@ fn worker(slots: &Slots, cpu: usize, order: u8, ready: &Barrier, stop: &AtomicBo
     let mut got = vec![0; rounds];
     let put = |entries: &mut [Entry]| match order {
         0 => slots.put_batch(entries).expect("slots in use"),
-        _ => entries.iter().for_each(|&entry| slots.put(entry, 1 << order).expect("a run in use")),
+        _ => entries.iter().for_each(|&entry| _ = slots.put(entry, 1 << order).expect("a run in use")),
     };
     for (held, got) in held.iter_mut().zip(&mut got) {
         *got = slots.alloc_batch(cpu, order, owner, &mut held[..batch]);

@@ -1,8 +1,19 @@
 //! The command `pageout`: runs programs in less memory than they need.
 //!
-//! `run` is the parent of the program and the server of its processes: [`run`] starts and ends, [`serve`] serves,
-//! [`device`] owns where pages go, [`agent`] what is preloaded. [`runs`] finds what runs already, and a [`view`] is
-//! all that a run shows of itself; the verbs print parts of it.
+//! | file | owns |
+//! |---|---|
+//! | options, config | what was written, on the command line, in the environment and the file of settings |
+//! | run, program | the run: starts the program, which is looked up and judged, passes signals on, ends |
+//! | serve | the server of the run's processes: one thread; `serve/switch.rs`: devices that come and go |
+//! | mounts, trunks, device | the devices by their numbers, who has which trunk, what a specification opens |
+//! | seats, unlimited | who has which share of the limit; who has none |
+//! | bequests, strays, witness | what forks leave to their children; who runs without an agent; whom a signal was for |
+//! | tree, memory, kernel | what /proc says of processes, of memory, and what the kernel may do |
+//! | report, say, table | counters at the end, lines for the user, tables |
+//! | agent, directory | what is preloaded; where sockets and the agent lie |
+//! | runs, view | runs that are there, and all that a run shows of itself |
+//! | ps, show, stat, swap, doctor, man | the verbs |
+//! | sys | system calls |
 
 mod agent;
 mod bequests;

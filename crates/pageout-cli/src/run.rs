@@ -65,8 +65,8 @@ const OTHERS: [i32; 18] = [
 /// Open files below which nothing works: devices, sockets, and what the first process takes.
 pub const LEAST_OPEN_FILES: u64 = 64;
 
-/// How long the keepers of ended processes may take to say what they have to say.
-/// Longer than it takes to know who has none.
+/// How long the keepers of ended processes may take to say what they have to say: longer than it takes to know who has
+/// none.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs the program; our exit status.

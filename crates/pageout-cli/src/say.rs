@@ -47,7 +47,11 @@ pub fn set_level(verbose: u8, quiet: u8) {
 pub fn say(level: u32, line: impl fmt::Display) {
     if level <= LEVEL.load(Relaxed) {
         // One line, whatever stands in names; one write, so that lines of several processes do not mix.
-        let line = format!("pageout: {}\n", line.to_string().replace(char::is_control, "?"));
+        let mut line = format!("pageout: {}", line.to_string().replace(char::is_control, "?"));
+        while line.len() >= AT_ONCE {
+            line.pop();
+        }
+        line.push('\n');
         if WAITS.load(Relaxed) {
             let _ = io::stderr().write_all(line.as_bytes());
             return;
@@ -80,8 +84,7 @@ fn write_all() {
             None => CHANGED.wait(kept).unwrap_or_else(PoisonError::into_inner),
             Some(line) => {
                 drop(kept);
-                let line = line.as_bytes();
-                let _ = io::stderr().write_all(&line[..line.len().min(AT_ONCE)]);
+                let _ = io::stderr().write_all(line.as_bytes());
                 let mut kept = self::kept();
                 kept.pop_front();
                 CHANGED.notify_all();

@@ -1,4 +1,4 @@
-//! System calls that std does not have, as safe functions. Every `unsafe` of the command is here.
+//! System calls that std does not have, as safe functions. Every `unsafe` of the command is here, and in `witness`.
 //!
 //! Nothing here decides anything. All descriptors are close-on-exec. Any thread, except where said.
 
@@ -456,16 +456,13 @@ pub fn shared(len: usize) -> io::Result<*mut libc::c_void> {
     }
 }
 
-/// Makes the calling process's command line empty, for good.
-pub fn hide_command() {
+/// Where the kernel wrote the command line of this process, and of its forks: start and end.
+pub fn command_line() -> [usize; 2] {
     let stat = text_of("/proc/self/stat").unwrap_or_default();
     // Behind the name, which may hold anything.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     // 48 and 49 in proc(5), where the state, the first here, is 3.
-    let [start, end]: [usize; 2] =
-        [45, 46].map(|field| fields.get(field).and_then(|number| number.parse().ok()).unwrap_or(0));
-    // SAFETY: what the kernel gave us to write our arguments to; nobody reads them any more.
-    unsafe { std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start)) };
+    [45, 46].map(|field| fields.get(field).and_then(|number| number.parse().ok()).unwrap_or(0))
 }
 
 /// Signals as a descriptor: blocked in this thread, read when we please.

@@ -25,7 +25,7 @@ pub struct View {
     pub program: String,
     /// How long it has been running.
     pub uptime_seconds: f64,
-    /// Resident memory that a process may keep.
+    /// Resident memory that all processes may keep together.
     pub limit_bytes: u64,
     /// Where pages go.
     pub devices: Vec<DeviceView>,

@@ -29,15 +29,16 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// With the signals blocked that the caller, a process of one thread, has blocked. `None`: there is no room for it.
+    /// With the signals blocked that the caller has blocked. `None`: there is no room for it.
     pub fn start() -> Option<Self> {
         let seen = sys::shared(size_of::<Seen>()).ok()?.cast::<Seen>();
         // SAFETY: zeros are valid for it, and it is never unmapped.
         let seen = unsafe { &*seen };
         let me = std::process::id() as i32;
-        // SAFETY: the child makes system calls only.
+        let command_line = sys::command_line();
+        // SAFETY: the child makes system calls only, as there may be other threads here.
         match unsafe { libc::fork() } {
-            0 => watch(me, seen),
+            0 => watch(me, seen, command_line),
             pid => (pid > 0).then(|| Self { pid, seen, waiting: Vec::new() }),
         }
     }
@@ -98,14 +99,14 @@ impl Drop for Witness {
 }
 
 /// The witness: nothing stays open in it, and who looks for run by its name or its command does not find it.
-fn watch(parent: i32, seen: &Seen) -> ! {
-    // SAFETY: takes numbers and a string.
+fn watch(parent: i32, seen: &Seen, [start, end]: [usize; 2]) -> ! {
+    // SAFETY: these take numbers and a string; and what the kernel wrote our arguments to, nobody reads any more.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::prctl(libc::PR_SET_NAME, c"witness".as_ptr());
         libc::close_range(0, u32::MAX, 0);
+        std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start));
     }
-    sys::hide_command();
     // SAFETY: takes nothing.
     while unsafe { libc::getppid() } == parent {
         let all = !0u64;

@@ -480,7 +480,7 @@ impl<K: Kernel> Engine<K> {
         // What the program does since the registration raises events. They are read after the words below are made,
         // and before any page of them can be moved: so the region must be known and looked at first.
         regions.insert(Region { start, end });
-        let mut found = [Found { start: 0, end: 0, huge: false }; 64];
+        let mut found = [Found::NONE; 64];
         let mut at = start;
         while at < end {
             let (n, walked) = self.kernel.scan(at, end, &mut found);
@@ -582,7 +582,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Is a block mapped by one huge page? The kernel knows; under the block's lock.
     pub(crate) fn is_one_page(&self, start: usize) -> bool {
-        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let mut found = [Found::NONE; 1];
         let n = self.kernel.scan(start, start + BLOCK, &mut found).0;
         n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK
     }

@@ -182,7 +182,7 @@ impl Tree {
         left_beside(self.fixed(), self.own_stuck(), limit)
     }
 
-    /// The same with all that they share since a fork counted for each.
+    /// What all use together, with all that they share since a fork counted for each.
     pub fn resident(&self) -> u64 {
         self.seats().map(|seat| seat.resident.load(Relaxed)).sum::<u64>() + self.fixed()
     }

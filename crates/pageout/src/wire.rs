@@ -157,6 +157,23 @@ impl Kind {
     }
 }
 
+/// Integers without padding: all bytes are there, and any are valid.
+///
+/// # Safety
+/// It is so.
+unsafe trait Plain: Copy {}
+// SAFETY: see the checks of their sizes at the end.
+unsafe impl Plain for Message {}
+// SAFETY: as above.
+unsafe impl Plain for Settings {}
+// SAFETY: as above.
+unsafe impl Plain for DeviceSettings {}
+
+fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: it is plain.
+    unsafe { core::slice::from_raw_parts((value as *const T).cast(), size_of::<T>()) }
+}
+
 /// One message, always sent whole.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -171,7 +188,7 @@ pub struct Message {
     pub b: u64,
     /// See [`Kind`].
     pub c: u64,
-    /// Log text, or the bytes of [`Settings`].
+    /// The text of a `Log`, or the bytes of [`Settings`] or [`DeviceSettings`].
     pub text: [u8; 256],
 }
 
@@ -192,48 +209,38 @@ impl Message {
 
     /// The `Welcome` that carries `settings`.
     pub fn welcome(seat: Option<usize>, settings: &Settings) -> Self {
-        // SAFETY: Settings is plain integers without padding (see its size check).
-        let bytes = unsafe {
-            core::slice::from_raw_parts((settings as *const Settings).cast::<u8>(), size_of::<Settings>())
-        };
-        Self::with_text(Kind::Welcome, seat.map_or(NONE, |seat| seat as u64), bytes)
+        Self::with_text(Kind::Welcome, seat.map_or(NONE, |seat| seat as u64), bytes_of(settings))
     }
 
     /// The `On` that carries the settings of device `number`.
     pub fn on(number: usize, settings: &DeviceSettings) -> Self {
-        // SAFETY: DeviceSettings is plain integers without padding (see its size check).
-        let bytes = unsafe {
-            core::slice::from_raw_parts(
-                (settings as *const DeviceSettings).cast::<u8>(),
-                size_of::<DeviceSettings>(),
-            )
-        };
-        Self::with_text(Kind::On, number as u64, bytes)
+        Self::with_text(Kind::On, number as u64, bytes_of(settings))
     }
 
     /// The settings in an `On`.
     pub fn device(&self) -> Option<DeviceSettings> {
-        (self.kind == Kind::On as u32 && self.len as usize == size_of::<DeviceSettings>())
-            // SAFETY: any bytes are a valid DeviceSettings.
-            .then(|| unsafe { self.text.as_ptr().cast::<DeviceSettings>().read_unaligned() })
+        self.carried(Kind::On)
     }
 
     /// The settings in a `Welcome`.
     pub fn settings(&self) -> Option<Settings> {
-        (self.kind == Kind::Welcome as u32 && self.len as usize == size_of::<Settings>())
-            // SAFETY: any bytes are a valid Settings.
-            .then(|| unsafe { self.text.as_ptr().cast::<Settings>().read_unaligned() })
+        self.carried(Kind::Welcome)
+    }
+
+    fn carried<T: Plain>(&self, kind: Kind) -> Option<T> {
+        (self.kind == kind as u32 && self.len as usize == size_of::<T>() && size_of::<T>() <= self.text.len())
+            // SAFETY: so many bytes are there, and any are a valid T.
+            .then(|| unsafe { self.text.as_ptr().cast::<T>().read_unaligned() })
     }
 
     /// The bytes to send.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: Message is plain integers without padding.
-        unsafe { core::slice::from_raw_parts((self as *const Self).cast(), size_of::<Self>()) }
+        bytes_of(self)
     }
 
     /// The buffer to receive into.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: Message is plain integers, any bytes are valid.
+        // SAFETY: it is plain: any bytes are valid.
         unsafe { core::slice::from_raw_parts_mut((self as *mut Self).cast(), size_of::<Self>()) }
     }
 
@@ -282,4 +289,4 @@ pub struct DeviceSettings {
 }
 
 const _: () = assert!(size_of::<Settings>() == 24 + 24 * DEVICES && size_of::<Settings>() <= 256);
-const _: () = assert!(size_of::<Message>() == 8 + 24 + 256);
+const _: () = assert!(size_of::<DeviceSettings>() == 24 && size_of::<Message>() == 8 + 24 + 256);

@@ -25,7 +25,7 @@ fn map(kernel: &Linux) -> usize {
 }
 
 fn mapped(kernel: &Linux, at: usize) -> bool {
-    kernel.scan(at, at + PAGE, &mut [Found { start: 0, end: 0, huge: false }; 1]).0 == 1
+    kernel.scan(at, at + PAGE, &mut [Found::NONE; 1]).0 == 1
 }
 
 /// Moves all, in as many calls as it takes. EEXIST, which nobody but the kernel's own move can cause here, is an error.

@@ -232,7 +232,7 @@ impl Plain {
         while let Some((entry, owner, count)) = self.slots.next_used(&mut walk) {
             assert!(entry.device() == Some(id) && last < Some(entry), "ascending");
             assert_eq!(self.used.remove(&entry), Some((owner, count)));
-            (0..count).for_each(|_| self.slots.put(entry, 1).unwrap());
+            (0..count).for_each(|_| _ = self.slots.put(entry, 1).unwrap());
             last = Some(entry);
             left -= 1;
             if left == 0 {

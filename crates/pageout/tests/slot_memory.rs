@@ -74,7 +74,7 @@ fn tables_come_with_use_and_go_with_it() {
     }
     assert_eq!(CALLS.get(), calls, "no memory is asked for on the common path");
 
-    runs[8..].iter().for_each(|&run| slots.put(run, CLUSTER_SLOTS).unwrap());
+    runs[8..].iter().for_each(|&run| _ = slots.put(run, CLUSTER_SLOTS).unwrap());
     slots.refill();
     let left = held() - unused - runs.capacity() * 8;
     println!("all free again: {left} bytes left, descriptors and tables at hand");
@@ -85,7 +85,7 @@ fn tables_come_with_use_and_go_with_it() {
     let plain = held();
     (0..300).for_each(|_| slots.dup(run, 16).unwrap());
     assert!(held() - plain <= 4 * CLUSTER_SLOTS + 8);
-    (0..300).for_each(|_| slots.put(run, 16).unwrap());
+    (0..300).for_each(|_| _ = slots.put(run, 16).unwrap());
     assert_eq!(held(), plain);
     slots.put(run, 16).unwrap();
     assert!(slots.swapoff_begin(id));
@@ -107,7 +107,7 @@ fn s1_5_a_huge_entry_is_split_without_memory_and_cannot_fail() {
     assert_eq!(slots.put(run, CLUSTER_SLOTS), Err(WrongEntry::FreeSlot(run.at(50))));
     assert_eq!([49, 51, 100, 511].map(count), [Ok(1), Ok(1), Ok(2), Ok(1)]);
     slots.put(run.at(100), 12).unwrap();
-    (0..CLUSTER_SLOTS).filter(|&slot| slot != 50).for_each(|slot| slots.put(run.at(slot), 1).unwrap());
+    (0..CLUSTER_SLOTS).filter(|&slot| slot != 50).for_each(|slot| _ = slots.put(run.at(slot), 1).unwrap());
     assert_eq!(CALLS.get(), calls, "memory was asked for");
     // An overflow in the middle takes memory of its own, for as long as it lasts.
     let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
@@ -115,7 +115,7 @@ fn s1_5_a_huge_entry_is_split_without_memory_and_cannot_fail() {
     (0..300).for_each(|_| slots.dup(run.at(200), 1).unwrap());
     slots.dup(run, CLUSTER_SLOTS).unwrap();
     assert_eq!([199, 200, 201].map(count), [Ok(2), Ok(302), Ok(2)]);
-    (0..300).for_each(|_| slots.put(run.at(200), 1).unwrap());
-    (0..2).for_each(|_| slots.put(run, CLUSTER_SLOTS).unwrap());
+    (0..300).for_each(|_| _ = slots.put(run.at(200), 1).unwrap());
+    (0..2).for_each(|_| _ = slots.put(run, CLUSTER_SLOTS).unwrap());
     assert_eq!(slots.usage(id).unwrap().used, 0);
 }

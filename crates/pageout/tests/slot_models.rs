@@ -140,7 +140,7 @@ fn device_gone() {
         let other = slots.clone();
         let thread = thread::spawn(move || other.put(entry, 1));
         let left = slots.swapoff_end(id);
-        assert_eq!(thread.join().unwrap(), Ok(()), "a slot of a device that went");
+        assert_eq!(thread.join().unwrap(), Ok(1), "a slot of a device that went");
         let again = slots.swapoff_end(id);
         assert_eq!(again, if left.is_ok() { Err(SwapoffError::NoDevice) } else { Ok(()) });
         slots.audit();

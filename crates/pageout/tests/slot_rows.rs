@@ -34,7 +34,7 @@ fn s0_1_wrong_entry_is_reported() {
     assert_eq!(slots.look(Entry::INVALID), Err(WrongEntry::BadDevice(Entry::INVALID)));
     assert_eq!(slots.look(beyond), Err(WrongEntry::BeyondEnd(beyond)));
     assert_eq!(slots.look(Entry::new(id, 0)), Err(WrongEntry::BadSlot(Entry::new(id, 0))));
-    assert_eq!(slots.put(entry, 1), Ok(()));
+    assert_eq!(slots.put(entry, 1), Ok(1));
     assert_eq!(slots.look(entry), Err(WrongEntry::FreeSlot(entry)));
     assert_eq!(slots.put(entry, 1), Err(WrongEntry::FreeSlot(entry)));
     assert_eq!(slots.dup(entry, 1), Err(DupError::Wrong(WrongEntry::FreeSlot(entry))));
@@ -67,7 +67,7 @@ fn s0_2_counts_that_overflow_in_neighbours_share_nothing() {
     assert_eq!(slots.look(second.at(3)), Ok((owner((1 << 20) + 3), 351)));
     assert_eq!(slots.look(second.at(5)), Ok((owner((1 << 20) + 5), 1)));
     slots.audit();
-    (0..501).for_each(|_| slots.put(first.at(3), 2).unwrap());
+    (0..501).for_each(|_| _ = slots.put(first.at(3), 2).unwrap());
     assert!(slots.look(first.at(3)).is_err() && slots.look(first.at(2)).is_ok());
     slots.audit();
 }
@@ -76,7 +76,7 @@ fn s0_2_counts_that_overflow_in_neighbours_share_nothing() {
 fn s0_4_what_nobody_names_is_not_read_ahead_and_new_slots_have_owners_at_once() {
     let (slots, id) = slots_with(2, PLAIN);
     let entries: Vec<Entry> = (0..16).map(|page| slots.alloc(0, 0, owner(page)).unwrap()).collect();
-    entries.iter().step_by(2).for_each(|&entry| slots.put(entry, 1).unwrap());
+    entries.iter().step_by(2).for_each(|&entry| _ = slots.put(entry, 1).unwrap());
     let mut around = [Some(owner(99)); 20];
     assert_eq!(slots.look_around(entries[0], &mut around), Ok(20));
     for (i, seen) in around.into_iter().enumerate() {
@@ -176,7 +176,7 @@ fn s0_8_devices_and_threads_come_and_go_under_load() {
                         break;
                     }
                 }
-                held.iter().for_each(|&(entry, order, _)| slots.put(entry, 1 << order).unwrap());
+                held.iter().for_each(|&(entry, order, _)| _ = slots.put(entry, 1 << order).unwrap());
             });
         }
         for _ in 0..60 {
@@ -384,7 +384,7 @@ fn a_number_comes_again_with_other_trunks() {
         let id = slots.swapon(DeviceConfig { slots: slots_there, trunk_clusters, ..PLAIN }).unwrap();
         let got = drain(&slots, 0, CLUSTER_ORDER);
         assert_eq!(got.len(), 32);
-        got.iter().for_each(|entry| slots.put(*entry, CLUSTER_SLOTS).unwrap());
+        got.iter().for_each(|entry| _ = slots.put(*entry, CLUSTER_SLOTS).unwrap());
         let gone: Vec<u32> = std::iter::from_fn(|| slots.take_empty_trunk(id, 0)).collect();
         assert_eq!(gone.len(), 32 / trunk_clusters);
         slots.audit();
@@ -427,10 +427,10 @@ fn s4_3_without_a_free_cluster_the_lists_are_searched_before_a_run_is_refused() 
     got.sort();
     assert_eq!(got, [runs[5], runs[40], runs[70]]);
     // Holes too small for the order make a cluster fragmented, until they grow together.
-    (0..16).step_by(2).for_each(|i| slots.put(runs[9].at(i), 1).unwrap());
+    (0..16).step_by(2).for_each(|i| _ = slots.put(runs[9].at(i), 1).unwrap());
     assert_eq!(slots.alloc(0, 4, owner(0)), None);
     slots.audit();
-    (1..16).step_by(2).for_each(|i| slots.put(runs[9].at(i), 1).unwrap());
+    (1..16).step_by(2).for_each(|i| _ = slots.put(runs[9].at(i), 1).unwrap());
     assert_eq!(slots.alloc(0, 4, owner(0)), Some(runs[9]));
     slots.audit();
 }
@@ -451,7 +451,7 @@ fn s4_4_single_pages_take_from_larger_orders_last_and_from_fragmented_clusters_f
     assert_eq!(slots.alloc(0, 4, owner(0)), None, "which the owner of the cluster notices");
     slots.audit();
     // A cluster that was stolen from serves any order when it is empty.
-    rest.iter().chain([&single]).for_each(|&entry| slots.put(entry, 1).unwrap());
+    rest.iter().chain([&single]).for_each(|&entry| _ = slots.put(entry, 1).unwrap());
     slots.audit();
 }
 
@@ -482,7 +482,7 @@ fn s4_5_a_cluster_being_discarded_is_nobodys() {
     assert_eq!(slots.look(cluster), Err(WrongEntry::FreeSlot(cluster)));
     slots.audit();
     assert!(slots.swapoff_begin(id));
-    runs.iter().filter(|&&run| run != cluster).for_each(|&run| slots.put(run, 512).unwrap());
+    runs.iter().filter(|&&run| run != cluster).for_each(|&run| _ = slots.put(run, 512).unwrap());
     assert_eq!(slots.swapoff_end(id), Err(SwapoffError::Discarding));
     slots.swapoff_cancel(id);
     slots.discarded(cluster);

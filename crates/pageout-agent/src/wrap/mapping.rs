@@ -549,7 +549,7 @@ pub fn can_be_read(address: usize) -> bool {
     unsafe { populate(address & !(PAGE - 1), PAGE, POPULATE_READ) }.is_ok()
 }
 
-/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after [`fork::bequeath`], until it is done;
+/// Brings in what the kernel reads or writes where nobody gets a page: in a clone after `fork::bequeath`, until it is done;
 /// and what it pins by a call that has no faults served.
 pub fn bring_in(address: usize, len: usize) {
     let start = address & !(PAGE - 1);

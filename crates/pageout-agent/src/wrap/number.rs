@@ -124,7 +124,7 @@ pub unsafe extern "C" fn syscall(
     }
 }
 
-/// As the functions of [`PLACES`]. A function of its own: nothing lies on the stack of [`syscall`].
+/// As those that look at or change threads' CPUs and classes. A function of its own: nothing lies on the stack of [`syscall`].
 #[inline(never)]
 unsafe extern "C" fn place_by_number(
     number: c_long,

@@ -26,7 +26,7 @@ use crate::fault::Server;
 use crate::frame::{Frames, CHUNK};
 use crate::kernel::{HugePages, Kernel, Linux};
 use crate::reclaim::Round;
-use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
+use crate::space::{BLOCK, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
 use crate::swap::Place;
@@ -178,8 +178,7 @@ impl Host {
         let devices = plan.devices.iter().enumerate().map(|(index, spec)| spec.open(index));
         let devices: Vec<Opened> = devices.collect::<Result<_, _>>()?;
 
-        let frames = (limit_pages / 8).clamp(1024, 16384);
-        let huge = (limit_pages / 8 / BLOCK_PAGES).clamp(4, 32);
+        let (frames, huge) = Frames::counts(limit_pages);
         let map = |len: usize| {
             Mapping::new(len).map_err(|errno| Error::Memory {
                 what: "the engine",

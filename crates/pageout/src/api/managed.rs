@@ -194,7 +194,7 @@ unsafe impl Kernel for Managed {
     fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
         // A huge frame of which a part was moved away is not whole.
         let (mut pages, mut from) = (0, at);
-        let mut found = [Found { start: 0, end: 0, huge: false }; RUNS];
+        let mut found = [Found::NONE; RUNS];
         while from < at + len {
             let (n, walked) = self.linux.scan(from, at + len, &mut found);
             pages += found[..n].iter().map(|run| (run.end - run.start) / PAGE).sum::<usize>();

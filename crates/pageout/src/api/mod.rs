@@ -22,10 +22,12 @@
 //! | host | the engine's threads in the program |
 //! | inline | threads that answer their own faults |
 //! | managed | the kernel with an account of managed memory |
+//! | spec, bytes | how devices and sizes are written |
 //! | devices | what a specification names |
 //! | header | what `mkswap` wrote there |
 //! | memory | mappings |
 //! | process | whether this is a fork's child |
+//! | error | what went wrong, and what to do |
 //!
 //! Needs Linux 6.8 or later and access to userfaultfd for faults in system calls too: read and write access to
 //! `/dev/userfaultfd`, or more rights; neither where threads answer their own faults, see [`Delivery`]. After a `fork` regions are the parent's alone. The engine opens all it needs when

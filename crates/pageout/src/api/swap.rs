@@ -150,7 +150,8 @@ impl Builder {
     /// behind the room that `mkswap` was told of is left alone, and others must not be able to write to its directory, as to
     /// `/tmp`. Its room counts in whole 64 MiB, one at least. Devices of higher priority are used first.
     ///
-    /// What is not needed any more is given back to the device only with `,discard`, of `mem` always.
+    /// What is not needed any more is given back to the device only with `,discard`; of `mem`, and of the file that is made where
+    /// none is named, always.
     ///
     /// Without any: an unlinked file in `$TMPDIR`, else in the working directory, grown as needed. That must not be memory, as
     /// `/tmp` may be: an error where the engine starts.

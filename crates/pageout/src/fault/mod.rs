@@ -26,7 +26,7 @@ use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming, Urge};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
-use alloc::vec::Vec;
+use alloc::collections::VecDeque;
 use core::ops::Range;
 use crowd::{Called, Wakes};
 use order::{Asked, WHOLE};
@@ -60,9 +60,7 @@ const KNOWN: usize = 4096;
 /// to come again while others wait: the kernel gives out faults before events, so those of hundreds of threads would keep an event
 /// from being read for ever, and while one is unread no page can be mapped.
 pub struct Pending {
-    faults: Vec<(Fault, Option<u32>)>,
-    /// Those before have been answered.
-    first: usize,
+    faults: VecDeque<(Fault, Option<u32>)>,
     /// The pages of those that found no room are somewhere here.
     missed: Range<usize>,
 }
@@ -70,16 +68,12 @@ pub struct Pending {
 impl Pending {
     /// None.
     pub fn new() -> Self {
-        Self { faults: Vec::with_capacity(KNOWN), first: 0, missed: 0..0 }
+        Self { faults: VecDeque::with_capacity(KNOWN), missed: 0..0 }
     }
 
     fn push(&mut self, fault: Fault, since: Option<u32>) {
-        if self.first == self.faults.len() || self.faults.len() == KNOWN {
-            self.faults.drain(..self.first);
-            self.first = 0;
-        }
         if self.faults.len() < KNOWN {
-            return self.faults.push((fault, since));
+            return self.faults.push_back((fault, since));
         }
         let page = page_start(fault.address);
         self.missed = match self.missed.is_empty() {
@@ -89,19 +83,18 @@ impl Pending {
     }
 
     fn is_empty(&self) -> bool {
-        self.first == self.faults.len()
+        self.faults.is_empty()
     }
 
     /// Does one wait for a page?
     fn has(&self, page: usize) -> bool {
-        self.faults[self.first..].iter().any(|(fault, _)| page_start(fault.address) == page)
+        self.faults.iter().any(|(fault, _)| page_start(fault.address) == page)
     }
 
     /// The oldest, and how many wait after it.
     fn pop(&mut self) -> Option<(Fault, Option<u32>, usize)> {
-        let (fault, since) = *self.faults.get(self.first)?;
-        self.first += 1;
-        Some((fault, since, self.faults.len() - self.first))
+        let (fault, since) = self.faults.pop_front()?;
+        Some((fault, since, self.faults.len()))
     }
 
     /// Where those are that found no room, once nobody else waits: they are to come again.

@@ -8,7 +8,7 @@
 //! cost of order k = over windows of 2^k pages that hold one that was used: fault + pages that were out × (page + place)
 //! ```
 //! Units of which nothing was there and others are counted apart: the first are swept through, mostly, the others are
-//! looked up in. As one, xz in 160M read four times what it used, and took 50 s instead of 28.
+//! looked up in. As one, xz in 160M read four times what it used, and took 45 s instead of 28.
 //!
 //! Streams of a thread are counted apart, too, for who takes one page of every eight, as a walk down a column of a matrix does,
 //! comes from window to window as well. If that costs half as much by an order below a unit's they take that, and do not
@@ -26,7 +26,7 @@ use crate::space::{bits, Usage, BLOCK_PAGES, UNIT_PAGES};
 
 /// The largest order that the sample decides about: a unit.
 const ORDERS: usize = UNIT_PAGES.trailing_zeros() as usize + 1;
-/// A fault without its device, and a page's way in and out: nanoseconds, measured (ARCHITECTURE.md).
+/// A fault without its device, on a slow machine (ARCHITECTURE.md), and a page's way in and out: nanoseconds.
 const FAULT_NS: u64 = 15_000;
 const PAGE_NS: u64 = 2_000;
 /// The order while nothing is known.

@@ -125,6 +125,11 @@ pub struct Frames {
 }
 
 impl Frames {
+    /// How many small frames, and how many huge ones, an engine with this limit has: an eighth of it each, within bounds.
+    pub fn counts(limit_pages: usize) -> (usize, usize) {
+        ((limit_pages / 8).clamp(1024, 16384), (limit_pages / 8 / BLOCK_PAGES).clamp(4, 32))
+    }
+
     /// `chunks` chunks of holes from `base` on, `huge` huge holes from `huge_base` on (2 MiB aligned).
     pub fn new(base: usize, chunks: usize, huge_base: usize, huge: usize) -> Self {
         let frames = chunks * CHUNK;

@@ -508,7 +508,7 @@ impl Linux {
             return Err(answer);
         }
         let (to_rest, from_rest, rest) = (to + answer.done, from + answer.done, len - answer.done);
-        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let mut found = [Found::NONE; 1];
         let there = match self.scan(to_rest, to_rest + rest, &mut found).0 {
             1 if found[0].start == to_rest => found[0].end - to_rest,
             _ => 0,
@@ -794,7 +794,7 @@ unsafe impl Kernel for Linux {
                 .and_then(|()| madvise(at as *mut _, HUGE, Advice::LinuxHugepage))
                 .and_then(|()| madvise(at as *mut _, PAGE, Advice::LinuxPopulateWrite))
         };
-        let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+        let mut found = [Found::NONE; 1];
         let (n, _) = self.scan(at, at + HUGE, &mut found);
         let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == HUGE;
         if !whole {
@@ -938,7 +938,7 @@ mod tests {
         }
         assert_eq!(kernel.next_registered(page(6), page(8)), Some((page(6), page(8))));
         // Nothing was done.
-        let mut found = [Found { start: 0, end: 0, huge: false }; 4];
+        let mut found = [Found::NONE; 4];
         assert_eq!(kernel.scan(base, page(12), &mut found).0, 1);
         assert_eq!((found[0].start, found[0].end), (page(0), page(1)));
         // SAFETY: mapped.
@@ -971,7 +971,7 @@ mod tests {
         let base = reserve(2 * HUGE);
         let at = (base + HUGE - 1) & !(HUGE - 1);
         kernel.register(at, HUGE).unwrap();
-        let mut found = [Found { start: 0, end: 0, huge: false }; 4];
+        let mut found = [Found::NONE; 4];
         assert_eq!(kernel.scan(at, at + HUGE, &mut found).0, 0);
         if kernel.make_huge(at).is_ok() {
             assert_eq!(kernel.scan(at, at + HUGE, &mut found).0, 1);

@@ -23,6 +23,11 @@ pub struct Found {
     pub huge: bool,
 }
 
+impl Found {
+    /// Nothing, to be written over.
+    pub const NONE: Self = Self { start: 0, end: 0, huge: false };
+}
+
 /// A fault that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {

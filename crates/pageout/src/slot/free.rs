@@ -31,9 +31,9 @@ impl Slots {
         }
     }
 
-    /// Counts each of the `n` slots from `entry` once less; one that nobody names any more is free. They
+    /// Counts each of the `n` slots from `entry` once less; one that nobody names any more is free: how many are. They
     /// are of one cluster. On an error nothing was changed.
-    pub fn put(&self, entry: Entry, n: usize) -> Result<(), WrongEntry> {
+    pub fn put(&self, entry: Entry, n: usize) -> Result<usize, WrongEntry> {
         let (device, index, cluster) = self.locate(entry)?;
         let mut state = cluster.lock();
         if makes(Flaw::PutInTwo) {
@@ -41,12 +41,14 @@ impl Slots {
             drop(state);
             state = cluster.lock();
         }
+        let before = state.used();
         let leftover = match state.put(entry, n) {
             Err(_) if makes(Flaw::PutInTwo) => Leftover::default(),
             put => put?,
         };
+        let freed = before - state.used();
         self.settle(device, index, cluster, state, leftover);
-        Ok(())
+        Ok(freed)
     }
 
     /// [Puts](Slots::put) single slots, in any order; sorts them, so that each cluster's lock is taken

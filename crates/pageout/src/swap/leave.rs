@@ -177,7 +177,7 @@ impl<K: Kernel> Engine<K> {
     ) -> Option<u16> {
         let unit_start = block_start + first * PAGE;
         let unit = block.unit_mut(first)?;
-        if !unit.words.iter().any(|word| word.tag() == Tag::Resident) {
+        if unit.resident() == 0 {
             unit.usage.queued = false;
             return None;
         }
@@ -489,10 +489,7 @@ impl<K: Kernel> Engine<K> {
     /// Queues every unit of a block that was queued by another one, since the block is not huge any more.
     pub(crate) fn requeue_units(&self, block: &mut BlockState, block_start: usize) {
         for index in (0..BLOCK_PAGES).step_by(UNIT_PAGES) {
-            let resident = block
-                .unit(index)
-                .is_some_and(|unit| unit.words.iter().any(|word| word.tag() == Tag::Resident));
-            if resident && !block.unit(index).is_some_and(|unit| unit.usage.queued) {
+            if block.unit(index).is_some_and(|unit| unit.resident() != 0 && !unit.usage.queued) {
                 self.used(block, block_start, index..index + UNIT_PAGES, false);
             }
         }

@@ -1,5 +1,13 @@
-//! Out to the devices and in from them: the place of a page, the way out, the way in, and
-//! what a fork's child gets.
+//! Out to the devices and in from them.
+//!
+//! | file | owns |
+//! |---|---|
+//! | place | the place of a page: devices and their slots, as the engine uses them |
+//! | leave | which pages of a unit or a block leave, and their MOVE into frames |
+//! | swapout | what becomes of them there: zeros, unchanged, or written |
+//! | swapin | the way in |
+//! | vacate | the way off a device |
+//! | heir, moved | what a fork's child gets, and what moved meanwhile |
 
 pub mod heir;
 mod leave;

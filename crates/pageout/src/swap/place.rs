@@ -359,12 +359,12 @@ impl Place {
     /// One page's name of each of `n` slots is gone.
     pub fn put(&self, raw: u64, n: usize) {
         let entry = Entry::from_raw(raw).expect("entry of a page word");
-        let freed = (raw..raw + n as u64).filter(|raw| !self.is_shared(*raw)).count() as i64;
-        if self.is_foreign(entry) {
+        let freed = if self.is_foreign(entry) {
             self.foreign_names.fetch_sub(n as u64, Release);
-        } else if let Err(wrong) = self.slots.put(entry, n) {
-            panic!("slot put twice: {wrong:?}");
-        }
+            0
+        } else {
+            self.slots.put(entry, n).unwrap_or_else(|wrong| panic!("slot put twice: {wrong:?}")) as i64
+        };
         self.swapped.fetch_sub(n as u64, Relaxed);
         if let Some(id) = entry.device() {
             self.used[id.index()].fetch_sub(n as u64, Relaxed);

@@ -555,7 +555,7 @@ impl<K: Kernel> Engine<K> {
         let clear = match asked {
             Some(at) if pages == 1 && at == to => len,
             _ => {
-                let mut found = [Found { start: 0, end: 0, huge: false }; 1];
+                let mut found = [Found::NONE; 1];
                 match self.kernel.scan(to, to + len, &mut found).0 {
                     0 => len,
                     _ => found[0].start - to,
