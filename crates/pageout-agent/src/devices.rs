@@ -79,7 +79,7 @@ impl Devices {
         };
         if let Some(why) = failed {
             self.state[number] = State::Failed;
-            link.log(0, format_args!("a swap device cannot be used: {why}"));
+            link.tell(&Message::with_text(Kind::Unusable, settings.serial, why.as_bytes()), None);
         }
     }
 

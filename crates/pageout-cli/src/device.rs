@@ -488,6 +488,9 @@ fn safe_directory<'a>(path: &'a Path, name: &str) -> Result<&'a Path> {
         .map_err(|e| anyhow!("{name}: its directory: {}; make it, or name another file", sys::reason(&e)))?;
     if about.mode() & 0o022 != 0 {
         let shown = directory.display();
+        if sys::file_system(directory).is_ok_and(|system| system.in_memory) {
+            bail!("{name}: others can write {shown}, which is memory anyway; give -s mem, or name a file on a disk");
+        }
         bail!(
             "{name}: others can write {shown}; name a file in a directory of your own, or leave out --swap and \
              set TMPDIR={shown} for a file without a name"

@@ -53,8 +53,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              reserve (the larger of 1 GiB and 5 %, at most half), by 64 MiB, and mem to what the limit leaves of the memory that there \
              is; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
-             back when the program rests, which mem and files that had none before do anyhow; rotational keeps to ascending order for a disk that turns and reads ahead by \
-             place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",
+             back when the program rests, by 2 MiB, which mem and files that had none before do anyhow; rotational keeps to \
+             ascending order for a disk that turns and reads ahead by place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",
             "A device that is full stops nothing: no more goes out, and the limit gives way. Data that cannot be read \
              back raises SIGBUS where it is touched, never zeros.",
         ],

@@ -84,8 +84,8 @@ impl Seats {
     }
 
     /// Divides the limit by what came back since the last time. `processes`: seat, and pages that have come back;
-    /// `unlimited`: what those have together that have no limit.
-    pub fn divide(&mut self, processes: impl Iterator<Item = (usize, u64)>, unlimited: u64) {
+    /// `unlimited`: what those have together that have no limit. Returns how much of that there is no room for.
+    pub fn divide(&mut self, processes: impl Iterator<Item = (usize, u64)>, unlimited: u64) -> u64 {
         let (mut seats, mut parts) = (Vec::new(), Vec::new());
         for (seat, came_back) in processes {
             let before = std::mem::replace(&mut self.came_back[seat], came_back);
@@ -94,7 +94,8 @@ impl Seats {
             parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
         }
         let limit = self.tree().left_of(self.limit);
-        let unlimited = unlimited.min(most_unlimited(limit, &parts));
+        let all = unlimited;
+        let unlimited = all.min(most_unlimited(limit, &parts));
         self.tell_unlimited(unlimited);
         divide(limit - unlimited, &mut parts);
         for (seat, (_, share, _)) in seats.iter().zip(&parts) {
@@ -106,6 +107,7 @@ impl Seats {
                 _ if self.tree().used() < self.limit / 2 => SELDOM,
                 _ => OFTEN,
             };
+        all - unlimited
     }
 
     /// Nothing can be had of those that have no limit: their share is what they use.

@@ -51,6 +51,8 @@ const IN_TURN: usize = 64;
 const CROWDED: Duration = Duration::from_millis(100);
 /// That the swap is full is said of one process for all, and again after so long.
 const FULL_AGAIN: Duration = Duration::from_secs(60);
+/// What those without a limit have is told of when it has been too much for so long.
+const LASTING: Duration = Duration::from_secs(4);
 /// Between two calls for empty trunks.
 const CALL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -78,6 +80,11 @@ pub struct Server {
     has_more: bool,
     /// Programs that cannot be limited, by their names, which were told of.
     told_unlimited: HashSet<String>,
+    /// Devices, by their serials, that somebody cannot use, and why.
+    told_unusable: HashSet<(u64, String)>,
+    /// Since when those without a limit have more than there is room for, and of how much of theirs that was said.
+    outgrown: Option<Instant>,
+    told_outgrown: u64,
     unlimited: Unlimited,
     mounts: Mounts,
     bequests: Bequests,
@@ -259,6 +266,9 @@ impl Server {
             heard: 0,
             has_more: false,
             told_unlimited: HashSet::new(),
+            told_unusable: HashSet::new(),
+            outgrown: None,
+            told_outgrown: 0,
             unlimited: Unlimited::new(settings.limit_bytes),
             mounts: Mounts::new(devices),
             bequests: Bequests::default(),
@@ -581,6 +591,17 @@ impl Server {
                     say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
                 }
             }
+            (Some(Kind::Unusable), Some(client)) => {
+                let number = self.mounts.number_of(message.a);
+                let why = String::from_utf8_lossy(message.text()).into_owned();
+                if self.told_unusable.insert((message.a, why.clone())) {
+                    let name = number.and_then(|number| self.mounts.name_of(number)).unwrap_or_default();
+                    say::error(format_args!(
+                        "{} ({}): cannot use {name}: {why}; what finds no room elsewhere stays, beyond the limit if need be",
+                        client.pid, client.name
+                    ));
+                }
+            }
             (Some(Kind::Full), Some(client)) => {
                 if self.told_full.is_none_or(|told| told.elapsed() >= FULL_AGAIN) {
                     self.told_full = Some(Instant::now());
@@ -775,8 +796,29 @@ impl Server {
         let clients = self.connections.iter().filter_map(|connection| connection.client.as_ref());
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         let processes = clients.filter_map(|client| Some((client.seat?, refaults(client))));
-        self.seats.divide(processes, self.unlimited.bytes());
+        let beyond = self.seats.divide(processes, self.unlimited.bytes());
+        self.tell_of_unlimited(beyond);
         self.call_on();
+    }
+
+    /// Those without a limit have so much more than there is room for.
+    fn tell_of_unlimited(&mut self, beyond: u64) {
+        if beyond == 0 {
+            self.outgrown = None;
+            return;
+        }
+        let is_lasting = self.outgrown.get_or_insert_with(Instant::now).elapsed() >= LASTING;
+        let bytes = self.unlimited.bytes();
+        if is_lasting && is_news(self.told_outgrown, bytes, true) {
+            self.told_outgrown = bytes;
+            let limit = self.settings.limit_bytes;
+            let [stays, limit, least] =
+                [bytes, limit, limit + beyond].map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)));
+            say::warning(format_args!(
+                "{stays} is with processes that this run does not limit; beside it the limit of {limit} leaves the others too \
+                 little; give at least {least}"
+            ));
+        }
     }
 
     /// Tells those who may rest that others lack what they have.

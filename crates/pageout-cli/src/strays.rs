@@ -338,9 +338,14 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
     }
     // A program may write over what it was told, as setproctitle does.
     let has_agent = || Loaded::of(pid, "maps", agent).is_some_and(|loaded| loaded.agent);
-    (!was_told(pid) && !has_agent()).then(|| {
-        let variables = format!("LD_PRELOAD and {}", pageout::wire::ENV_RUN);
-        format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
+    let told = told(pid, agent);
+    (told != Told::All && !has_agent()).then(|| match told {
+        Told::Others => "LD_PRELOAD was set anew, so pageout was not preloaded (add to it: LD_PRELOAD=LIBRARY:$LD_PRELOAD)"
+            .into(),
+        _ => {
+            let variables = format!("LD_PRELOAD and {}", pageout::wire::ENV_RUN);
+            format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
+        }
     })
 }
 
@@ -350,14 +355,30 @@ fn has_our_root(pid: i32) -> bool {
     root(&pid.to_string()).is_none_or(|theirs| root("self") == Some(theirs))
 }
 
-/// Whether a process was told what to preload, and where run is.
-fn was_told(pid: i32) -> bool {
+/// What a process was told by its environment.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    /// To preload the agent, and where run is.
+    All,
+    /// To preload something else.
+    Others,
+    /// Not even that.
+    Nothing,
+}
+
+fn told(pid: i32, agent: &Path) -> Told {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let has = |name: &str| {
+    let value = |name: &str| {
         let start = format!("{name}=");
-        environment.split(|byte| *byte == 0).any(|entry| entry.starts_with(start.as_bytes()))
+        environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(start.as_bytes()))
     };
-    has(pageout::wire::ENV_RUN) && has("LD_PRELOAD")
+    // Another mount namespace may have it elsewhere.
+    let is_agent = |entry: &[u8]| entry.ends_with(agent.file_name().unwrap_or_default().as_encoded_bytes());
+    match (value(pageout::wire::ENV_RUN), value("LD_PRELOAD")) {
+        (Some(_), Some(list)) if list.split(|byte| b": ".contains(byte)).any(is_agent) => Told::All,
+        (Some(_), Some(list)) if !list.is_empty() => Told::Others,
+        _ => Told::Nothing,
+    }
 }
 
 #[cfg(test)]

@@ -152,6 +152,8 @@ fn role() {
         "daemon" => daemon_role(),
         "killed parent" => killed_parent_role(),
         "cleared" => cleared_role(),
+        "anew" => anew_role(),
+        "unusable" => unusable_role(),
         "cleared and large" => large_role(Command::new("/bin/sh").env_clear()),
         "nested and large" => {
             let mut run = Command::new(env!("CARGO_BIN_EXE_pageout"));
@@ -791,6 +793,40 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     let killed = run(&place, "cleared", &["--strict", "-s", "mem,size=64M", "--"]);
     assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
     assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+}
+
+/// Starts a program that another library is preloaded into.
+fn anew_role() {
+    let (_keeper, ..) = Keeper::served();
+    let status = Command::new("sleep").arg("2").env("LD_PRELOAD", "libdl.so.2").status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn who_sets_ld_preload_anew_is_told_how_to_add_to_it() {
+    let ended = run(&Place::new(), "anew", &["-s", "mem,size=64M", "--"]);
+    let line = "(sleep): LD_PRELOAD was set anew, so pageout was not preloaded (add to it: LD_PRELOAD=LIBRARY:$LD_PRELOAD); its \
+                memory is not limited, but counts\n";
+    assert!(ended.err.ends_with(line), "{}", ended.err);
+    assert_eq!((ended.err.lines().count(), ended.status), (1, 0));
+}
+
+/// Two keepers that cannot use the device.
+fn unusable_role() {
+    for _ in 0..2 {
+        let (keeper, ..) = Keeper::served();
+        let message = Message::with_text(Kind::Unusable, 0, b"permission denied");
+        sys::send(keeper.socket.as_fd(), message.as_bytes(), &[]).unwrap();
+    }
+    thread::sleep(Duration::from_millis(500));
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_told_of_once_by_its_name() {
+    let ended = run(&Place::new(), "unusable", &["-s", "mem,size=64M", "--"]);
+    let line = "cannot use mem: permission denied; what finds no room elsewhere stays, beyond the limit if need be\n";
+    assert!(ended.err.ends_with(line), "{}", ended.err);
+    assert_eq!((ended.err.lines().count(), ended.status), (1, 0), "{}", ended.err);
 }
 
 /// A shell without a keeper of this run, with 30 MiB, until its input ends.

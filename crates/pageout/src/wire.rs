@@ -25,6 +25,7 @@
 //!   Apart                             ──►                        nothing that it inherited is read any more
 //!   Full                              ──►                        it grows beyond its limit, for no device has room
 //!   Over {bytes, least, has settled}  ──►                        what cannot go is more than the limit
+//!   Unusable {serial} text            ──►                        it cannot use a device; why
 //!   Log {level} text                  ──►
 //!   Unlimited text                    ──►                        the keeper ends before it has begun; why
 //!   Guest {pid}                       ──►                        the process ended, and another has its memory
@@ -49,7 +50,7 @@
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 12;
+pub const VERSION: u64 = 13;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -141,6 +142,8 @@ pub enum Kind {
     /// `a` bytes that cannot go, of all processes together; `b` the least limit that can be kept; `c` is 1 if that has come to
     /// rest, else 0.
     Over = 28,
+    /// `a` the serial of a device that the process cannot use, `text` why: said once for all.
+    Unusable = 29,
 }
 
 impl Kind {
@@ -150,7 +153,7 @@ impl Kind {
         [
             Hello, Welcome, Lease, Leased, Return, Holding, Log, Bye, Look, View, On, Off, Stay, Gone,
             Bequest, Born, Inherit, Cancel, Switch, Switched, Short, Unlimited, Guest, Needed, Apart, Full,
-            Over,
+            Over, Unusable,
         ]
         .into_iter()
         .find(|k| *k as u32 == raw)
