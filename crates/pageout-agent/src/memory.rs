@@ -9,13 +9,13 @@
 use crate::sys;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
+use pageout::space::{BLOCK, PAGE};
 use pageout::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use pageout::sync::{Lock, LockClass};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
-const PAGE: usize = 4096;
 /// Most reservations at once: few, but where addresses are limited each mapping may be one.
 const MOST: usize = 1024;
 
@@ -295,8 +295,6 @@ const LARGEST: usize = 16; // 64 KiB
 /// touched): a small process stays small, and there may be many.
 const CHUNK: usize = 16 << 20;
 const SMALL_CHUNK: usize = 8 << 20;
-/// What a huge page is aligned to.
-const HUGE: usize = 2 << 20;
 const LEAST_LIMIT: u64 = 256 << 20;
 /// The limit is at least [`LEAST_LIMIT`].
 static LARGE: AtomicBool = AtomicBool::new(false);
@@ -365,7 +363,7 @@ impl Heap {
     fn grow(&self) -> Result<(usize, usize), Errno> {
         let huge = self.chunk != 0 && LARGE.load(Ordering::Relaxed);
         let (len, align, advice) = match huge {
-            true => (CHUNK, HUGE, Advice::LinuxHugepage),
+            true => (CHUNK, BLOCK, Advice::LinuxHugepage),
             false => (SMALL_CHUNK, 1 << LARGEST, Advice::LinuxNoHugepage),
         };
         let chunk = map(len, align)?;

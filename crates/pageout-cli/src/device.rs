@@ -23,11 +23,9 @@ use crate::say;
 use crate::sys;
 
 /// Bytes of a page, and so of a slot.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = device::PAGE as u64;
 /// Bytes of the smallest device.
 pub const LEAST: Bytes = Bytes(64 << 20);
-/// Nor is a file larger than so many bytes unless that is asked for: ext4 has none beyond 16 TiB.
-const MOST_UNASKED: u64 = 4 << 40;
 /// Devices are lent to processes in trunks: so many, or more of the largest size. Each process has some that are not
 /// full, and what is in them is nobody else's.
 const TRUNKS: u64 = 256;
@@ -175,8 +173,8 @@ impl Device {
         if self.discards {
             let kept = if trunk == 0 && self.header { PAGE } else { 0 };
             let at = trunk * self.trunk.0 + kept;
-            let done = sys::discard(&self.file, self.is_block_device, at, self.trunk.0 - kept);
-            if let Err(error) = done {
+            let done = device::discard(&self.file, self.is_block_device, at, self.trunk.0 - kept);
+            if let Err(error) = done.map_err(io::Error::from) {
                 say::debug(format_args!("{}: discard: {}", self.name, sys::reason(&error)));
             }
         }
@@ -543,9 +541,7 @@ fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<By
         }
         return Ok(size);
     }
-    // Some is left for others; of a small file system, half.
-    let reserve = (room.total / 20).max(1 << 30).min(free.0 / 2);
-    let size = Bytes((free.0 - reserve).min(MOST_UNASKED) / LEAST.0 * LEAST.0);
+    let size = Bytes(room.room_unasked() / LEAST.0 * LEAST.0);
     if size < LEAST {
         let how = if free < LEAST { "free some" } else { "free some, or give size=64M" };
         bail!("{shown}: its file system has only {free} free; {how}, or name another place with --swap or TMPDIR");

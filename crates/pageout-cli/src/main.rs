@@ -4,7 +4,7 @@
 //! |---|---|
 //! | options, config | what was written, on the command line, in the environment and the file of settings |
 //! | run, program | the run: starts the program, which is looked up and judged, passes signals on, ends |
-//! | serve | the server of the run's processes: one thread; `serve/switch.rs`: devices that come and go |
+//! | serve | the server of the run's processes: one thread; `serve/switch.rs`: devices that come and go, `serve/told.rs`: lines for the user |
 //! | mounts, trunks, device | the devices by their numbers, who has which trunk, what a specification opens |
 //! | seats, unlimited | who has which share of the limit; who has none |
 //! | bequests, strays, witness | what forks leave to their children; who runs without an agent; whom a signal was for |

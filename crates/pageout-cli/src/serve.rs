@@ -20,9 +20,9 @@ use anyhow::{anyhow, Context, Result};
 use pageout::api::Bytes;
 use pageout::slot::Entry;
 use pageout::stats::STATS_BYTES;
-use pageout::tree::SEATS;
-use pageout::wire::{is_news, Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
+use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
 
+use self::told::Told;
 use crate::bequests::{Bequest, Bequests};
 use crate::device::{Device, PAGE};
 use crate::directory::{self, Reach};
@@ -38,6 +38,7 @@ use crate::unlimited::{Unlimited, Why};
 use crate::view::{DeviceView, ProcessView, State, View};
 
 mod switch;
+mod told;
 
 /// Descriptors that a process takes here (socket, pidfd, userfaultfd, and what it leaves to a fork's child), and that the
 /// server itself does.
@@ -49,10 +50,6 @@ const GRACE: Duration = Duration::from_secs(1);
 const IN_TURN: usize = 64;
 /// Who finds no room for another connection tries again after so long.
 const CROWDED: Duration = Duration::from_millis(100);
-/// That the swap is full is said of one process for all, and again after so long.
-const FULL_AGAIN: Duration = Duration::from_secs(60);
-/// What those without a limit have is told of when it has been too much for so long.
-const LASTING: Duration = Duration::from_secs(4);
 /// Between two calls for empty trunks.
 const CALL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -64,12 +61,8 @@ pub struct Server {
     crowded_until: Option<Instant>,
     /// Descriptors that we may have, and whether it was said that there are no more.
     open_files: usize,
-    told_crowded: bool,
-    told_heirless: bool,
-    told_seatless: bool,
-    told_full: Option<Instant>,
-    /// So many bytes were said to be more than the limit.
-    told_over: u64,
+    /// What was said to the user.
+    told: Told,
     connections: Vec<Connection>,
     leaving: Vec<Leaving>,
     /// How many clients there were.
@@ -78,13 +71,6 @@ pub struct Server {
     heard: u64,
     /// Somebody was not heard to the end.
     has_more: bool,
-    /// Programs that cannot be limited, by their names, which were told of.
-    told_unlimited: HashSet<String>,
-    /// Devices, by their serials, that somebody cannot use, and why.
-    told_unusable: HashSet<(u64, String)>,
-    /// Since when those without a limit have more than there is room for, and of how much of theirs that was said.
-    outgrown: Option<Instant>,
-    told_outgrown: u64,
     unlimited: Unlimited,
     mounts: Mounts,
     bequests: Bequests,
@@ -255,20 +241,12 @@ impl Server {
             listener,
             crowded_until: None,
             open_files: sys::limit_of(libc::RLIMIT_NOFILE).0 as usize,
-            told_crowded: false,
-            told_heirless: false,
-            told_seatless: false,
-            told_full: None,
-            told_over: 0,
+            told: Told::default(),
             connections: Vec::new(),
             leaving: Vec::new(),
             welcomed: 0,
             heard: 0,
             has_more: false,
-            told_unlimited: HashSet::new(),
-            told_unusable: HashSet::new(),
-            outgrown: None,
-            told_outgrown: 0,
             unlimited: Unlimited::new(settings.limit_bytes),
             mounts: Mounts::new(devices),
             bequests: Bequests::default(),
@@ -350,7 +328,7 @@ impl Server {
 
     /// Whether it was said why a program of this name is not limited.
     pub fn has_told_of(&self, name: &str) -> bool {
-        self.told_unlimited.contains(name)
+        self.told.has_told_of(name)
     }
 
     /// How many processes are served that have not ended.
@@ -476,12 +454,7 @@ impl Server {
 
     fn take_no_more(&mut self) {
         self.crowded_until = Some(Instant::now() + CROWDED);
-        if !std::mem::replace(&mut self.told_crowded, true) {
-            say::warning(format_args!(
-                "{} processes served, others wait until one has ended: too many open files; raise the limit (ulimit -n)",
-                self.connections.len()
-            ));
-        }
+        self.told.crowded(self.connections.len());
     }
 
     /// Reads what a keeper says; false when the connection is over. Not by its `Bye`: its other threads may be writing to
@@ -585,47 +558,13 @@ impl Server {
                 say::debug(format_args!("next line is from process {who}"));
                 say::say(message.a.min(u64::from(u32::MAX)) as u32, text);
             }
-            (Some(Kind::Unlimited), Some(client)) => {
-                if self.told_unlimited.insert(client.name.clone()) {
-                    let why = String::from_utf8_lossy(message.text());
-                    say::error(format_args!("{} ({}): cannot be limited: {why}", client.pid, client.name));
-                }
-            }
+            (Some(Kind::Unlimited), Some(client)) => self.told.cannot_be_limited(client, message),
             (Some(Kind::Unusable), Some(client)) => {
-                let number = self.mounts.number_of(message.a);
-                let why = String::from_utf8_lossy(message.text()).into_owned();
-                if self.told_unusable.insert((message.a, why.clone())) {
-                    let name = number.and_then(|number| self.mounts.name_of(number)).unwrap_or_default();
-                    say::error(format_args!(
-                        "{} ({}): cannot use {name}: {why}; what finds no room elsewhere stays, beyond the limit if need be",
-                        client.pid, client.name
-                    ));
-                }
+                let device = self.mounts.number_of(message.a).and_then(|number| self.mounts.name_of(number));
+                self.told.unusable(client, message, device);
             }
-            (Some(Kind::Full), Some(client)) => {
-                if self.told_full.is_none_or(|told| told.elapsed() >= FULL_AGAIN) {
-                    self.told_full = Some(Instant::now());
-                    say::warning(format_args!(
-                        "swap is full: {} ({}) grows beyond its limit; give more with -s, or pageout swapon",
-                        client.pid, client.name
-                    ));
-                }
-            }
-            (Some(Kind::Over), Some(client)) => {
-                // All who have the same shared memory say so.
-                let has_settled = message.c != 0;
-                if is_news(self.told_over, message.a, has_settled) {
-                    self.told_over = message.a;
-                    let so_far = if has_settled { "" } else { ", and more if it still grows" };
-                    let [stays, limit, least] = [message.a, self.settings.limit_bytes, message.b]
-                        .map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)));
-                    say::warning(format_args!(
-                        "{} ({}): {stays} cannot go of its memory and of the others' in the run (shared or locked memory, files \
-                         of others, code, stacks and the like); that is over the limit of {limit}; give at least {least}{so_far}",
-                        client.pid, client.name
-                    ));
-                }
-            }
+            (Some(Kind::Full), Some(client)) => self.told.full(client),
+            (Some(Kind::Over), Some(client)) => self.told.over(client, message, self.settings.limit_bytes),
             (Some(Kind::Guest), Some(client)) => {
                 client.is_now(message.a, (connection.peer, connection.uid))?;
                 self.unlimited.forget(client.pid);
@@ -651,10 +590,8 @@ impl Server {
         let shared = [page.as_fd(), self.seats.file()]
             .into_iter()
             .chain(self.device_for_all.as_ref().map(AsFd::as_fd));
-        if client.seat.is_none() && !std::mem::replace(&mut self.told_seatless, true) {
-            say::warning(format_args!(
-                "more than {SEATS} processes: each one more may have all of the limit for itself"
-            ));
+        if client.seat.is_none() {
+            self.told.seatless();
         }
         let (settings, given) = self.mounts.settings(&self.settings);
         client.has = given;
@@ -687,13 +624,7 @@ impl Server {
         let has_room = self.files_spoken_for(self.bequests.files() + 1) + heirs <= self.open_files;
         let Some(client) = &self.connections[index].client else { return Ok(()) };
         let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
-            if !std::mem::replace(&mut self.told_heirless, true) {
-                say::warning(format_args!(
-                    "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise the limit \
-                     (ulimit -n)",
-                    client.pid, client.name
-                ));
-            }
+            self.told.heirless(client);
             return Ok(());
         };
         self.bequests.keep(number, (client.id, self.heard), file, &client.lent, &client.inherited)
@@ -797,28 +728,8 @@ impl Server {
         let refaults = |client: &Client| client.stats.stats().workingset_refault_anon.load(Relaxed);
         let processes = clients.filter_map(|client| Some((client.seat?, refaults(client))));
         let beyond = self.seats.divide(processes, self.unlimited.bytes());
-        self.tell_of_unlimited(beyond);
+        self.told.outgrown(beyond, self.unlimited.bytes(), self.settings.limit_bytes);
         self.call_on();
-    }
-
-    /// Those without a limit have so much more than there is room for.
-    fn tell_of_unlimited(&mut self, beyond: u64) {
-        if beyond == 0 {
-            self.outgrown = None;
-            return;
-        }
-        let is_lasting = self.outgrown.get_or_insert_with(Instant::now).elapsed() >= LASTING;
-        let bytes = self.unlimited.bytes();
-        if is_lasting && is_news(self.told_outgrown, bytes, true) {
-            self.told_outgrown = bytes;
-            let limit = self.settings.limit_bytes;
-            let [stays, limit, least] =
-                [bytes, limit, limit + beyond].map(|bytes| format!("{}M", bytes.div_ceil(1 << 20)));
-            say::warning(format_args!(
-                "{stays} is with processes that this run does not limit; beside it the limit of {limit} leaves the others too \
-                 little; give at least {least}"
-            ));
-        }
     }
 
     /// Tells those who may rest that others lack what they have.

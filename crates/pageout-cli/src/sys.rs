@@ -233,26 +233,10 @@ pub fn probe_executable(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives back what a range of a file or block device holds: it reads as zeros afterwards, or as anything.
-/// On file systems it also waits for direct I/O to that file that is under way.
-pub fn discard(file: &File, is_block_device: bool, offset: u64, len: u64) -> io::Result<()> {
-    if is_block_device {
-        const BLKDISCARD: libc::c_ulong = 0x1277;
-        let range = [offset, len];
-        // SAFETY: BLKDISCARD reads two u64.
-        return check(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) }).map(drop);
-    }
-    fallocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
-}
-
 /// Gets a range of a file its room on disk. What was written there stays, the rest reads as zeros.
 pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    fallocate(file, 0, offset, len)
-}
-
-fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: takes integers only.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as _, len as _) }).map(drop)
+    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as _, len as _) }).map(drop)
 }
 
 /// The soft and hard limit of a resource.

@@ -21,10 +21,6 @@ use std::{env, format, fs};
 
 /// Room is given out in pieces of this size; a device has at least one.
 const TRUNK_BYTES: u64 = TRUNK_SLOTS * SLOT_BYTES;
-/// What files that are ours leave free on their file system.
-const RESERVE_BYTES: u64 = 1 << 30;
-/// Nor is one larger than so many bytes unless that is asked for: ext4 has none beyond 16 TiB.
-const MOST_UNASKED: u64 = 4 << 40;
 
 /// A device that is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,7 +169,7 @@ impl Asked {
                 Err(wrong(format!("size={size}, but only {free} are free; free some, or give less")))
             }
             Some(Bytes(size)) => Ok(size),
-            None => Ok((system.free - RESERVE_BYTES.min(system.free / 2)).min(MOST_UNASKED)),
+            None => Ok(system.room_unasked()),
         }
     }
 

@@ -13,7 +13,7 @@ use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{self, AtFlags, FileType, OFlags, SeekFrom, StatxFlags};
 
 /// What may be done with a file; everything by default.
 #[derive(Clone, Copy, Debug)]
@@ -241,15 +241,7 @@ impl Device for FileDevice {
     }
 
     fn discard(&self, at: u64, len: u64) -> Result<(), Errno> {
-        if self.kind == Kind::Block {
-            return raw::discard_blocks(self.fd.as_fd(), at, len);
-        }
-        loop {
-            match fs::fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
-                Err(Errno::INTR) => {}
-                answer => return answer,
-            }
-        }
+        open::discard(&self.fd, self.kind == Kind::Block, at, len)
     }
 
     fn kind(&self) -> Kind {

@@ -41,6 +41,12 @@ const NAMES: [(u32, &str, bool); 16] = [
 ];
 
 impl FileSystem {
+    /// How large a file may grow here unless a size is asked for. Some is left for others, the larger of 1 GiB and 5 %; of a small
+    /// file system, half. And it is no larger than 4 TiB: ext4 has none beyond 16.
+    pub fn room_unasked(&self) -> u64 {
+        (self.free - (self.total / 20).max(1 << 30).min(self.free / 2)).min(4 << 40)
+    }
+
     /// The file system that `path` lies on.
     pub fn of_path(path: &CStr) -> Result<Self, Errno> {
         statfs(path).map(|found| Self::from_statfs(&found))

@@ -38,7 +38,7 @@ mod uring;
 
 pub use file::{Access, FileDevice, FileOptions, Queue};
 pub use filesystem::FileSystem;
-pub use open::{empty, is_hole, is_read_only, take, unlinked, write_in_place, OpenError};
+pub use open::{discard, empty, is_hole, is_read_only, take, unlinked, write_in_place, OpenError};
 pub use rustix::io::Errno;
 
 /// Bytes in a page: the unit of devices and of the memory that they serve.

@@ -3,7 +3,7 @@
 //! A swap file holds what was in memory: keys, passwords, mail. So nobody else may read it, put another
 //! file in its place, or find it after the program has gone.
 
-use super::Errno;
+use super::{raw, Errno};
 use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
@@ -211,6 +211,21 @@ pub fn empty(file: impl AsFd, room: Range<u64>, has_holes: bool) -> Result<(), E
         0 => emptied.or_else(|_| fs::ftruncate(file, 0)).and_then(|()| fs::ftruncate(file, room.end)),
         // Some file systems can do neither (sshfs, NFS before 4.2).
         _ => emptied.or_else(|_| write_zeros(file, room)),
+    }
+}
+
+/// Gives back what a range of a file or block device holds: it reads as zeros afterwards, or as anything. On file systems it
+/// also waits for direct I/O to that file that is under way.
+pub fn discard(file: impl AsFd, is_block_device: bool, at: u64, len: u64) -> Result<(), Errno> {
+    let file = file.as_fd();
+    loop {
+        let answer = match is_block_device {
+            true => raw::discard_blocks(file, at, len),
+            false => fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len),
+        };
+        if answer != Err(Errno::INTR) {
+            return answer;
+        }
     }
 }
 

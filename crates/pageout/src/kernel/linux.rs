@@ -2,6 +2,7 @@
 
 use super::{Event, Fault, Found, Growth, Kernel};
 use crate::call::call;
+use crate::space::{BLOCK, PAGE};
 use crate::sync::timeout;
 use core::fmt;
 use core::sync::atomic::{
@@ -113,9 +114,6 @@ pub const NEEDED: Features = Features::EVENT_REMAP
     .union(Features::THREAD_ID)
     .union(Features::POISON)
     .union(Features::MOVE);
-
-const PAGE: usize = 4096;
-const HUGE: usize = 2 << 20;
 
 /// A line of a process's statm in /proc, in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -702,7 +700,7 @@ unsafe impl Kernel for Linux {
             return;
         }
         // Not beyond the mapping: in the next one they may be forbidden.
-        let (start, end) = mapping(at).ok().filter(|(start, _)| *start <= at).unwrap_or((at, at + HUGE));
+        let (start, end) = mapping(at).ok().filter(|(start, _)| *start <= at).unwrap_or((at, at + BLOCK));
         // SAFETY: changes nothing in memory. What is missing in registered memory is asked of the engine: the kernel
         // gives no huge page of its own.
         let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
@@ -787,21 +785,21 @@ unsafe impl Kernel for Linux {
     }
 
     fn make_huge(&self, at: usize) -> Result<(), Errno> {
-        self.uffd.unregister(at, HUGE)?;
+        self.uffd.unregister(at, BLOCK)?;
         // SAFETY: frames belong to the engine, and this one is a hole.
         let made = unsafe {
-            mprotect(at as *mut _, HUGE, MprotectFlags::READ | MprotectFlags::WRITE)
-                .and_then(|()| madvise(at as *mut _, HUGE, Advice::LinuxHugepage))
+            mprotect(at as *mut _, BLOCK, MprotectFlags::READ | MprotectFlags::WRITE)
+                .and_then(|()| madvise(at as *mut _, BLOCK, Advice::LinuxHugepage))
                 .and_then(|()| madvise(at as *mut _, PAGE, Advice::LinuxPopulateWrite))
         };
         let mut found = [Found::NONE; 1];
-        let (n, _) = self.scan(at, at + HUGE, &mut found);
-        let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == HUGE;
+        let (n, _) = self.scan(at, at + BLOCK, &mut found);
+        let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
         if !whole {
             // SAFETY: as above.
-            unsafe { madvise(at as *mut _, HUGE, Advice::LinuxDontNeed) }.expect("frames are not locked");
+            unsafe { madvise(at as *mut _, BLOCK, Advice::LinuxDontNeed) }.expect("frames are not locked");
         }
-        self.register_again(at, HUGE);
+        self.register_again(at, BLOCK);
         if whole {
             Ok(())
         } else {
@@ -813,7 +811,7 @@ unsafe impl Kernel for Linux {
         // SAFETY: the program's memory has the same content after it. Where a page is missing in registered memory the
         // kernel refuses; where the mapping is another one by now, and not registered, it adds zeros that a touch
         // would have added.
-        unsafe { call(raw::__NR_madvise, [at, HUGE, raw::MADV_COLLAPSE as usize, 0, 0, 0]) }.map(drop)
+        unsafe { call(raw::__NR_madvise, [at, BLOCK, raw::MADV_COLLAPSE as usize, 0, 0, 0]) }.map(drop)
     }
 
     fn resident_pages(&self) -> usize {
@@ -968,16 +966,16 @@ mod tests {
             println!("skipped: no userfaultfd");
             return;
         };
-        let base = reserve(2 * HUGE);
-        let at = (base + HUGE - 1) & !(HUGE - 1);
-        kernel.register(at, HUGE).unwrap();
+        let base = reserve(2 * BLOCK);
+        let at = (base + BLOCK - 1) & !(BLOCK - 1);
+        kernel.register(at, BLOCK).unwrap();
         let mut found = [Found::NONE; 4];
-        assert_eq!(kernel.scan(at, at + HUGE, &mut found).0, 0);
+        assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         if kernel.make_huge(at).is_ok() {
-            assert_eq!(kernel.scan(at, at + HUGE, &mut found).0, 1);
+            assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 1);
             assert!(found[0].huge);
-            kernel.drop_frames(at, HUGE).unwrap();
-            assert_eq!(kernel.scan(at, at + HUGE, &mut found).0, 0);
+            kernel.drop_frames(at, BLOCK).unwrap();
+            assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         }
         assert!(kernel.resident_pages() > 0);
     }
