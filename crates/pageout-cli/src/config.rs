@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 use pageout::api::{Bytes, Spec};
+use pageout::wire::ENV_RUN;
 
 use crate::directory::{self, Reach};
 use crate::memory;
@@ -109,6 +110,9 @@ impl Config {
             values.extend(parse(&path, &text)?);
         }
         values.extend(from_environment(|name| std::env::var_os(name))?);
+        for (name, meant) in misspelled(std::env::vars_os().map(|(name, _)| name)) {
+            say::warning(format_args!("{name}: no such setting, and not used; there is {meant}"));
+        }
         values.extend(from_options(options));
         Self::understand(&values)
     }
@@ -180,11 +184,29 @@ fn parse(path: &Path, text: &str) -> Result<Values> {
     Ok(values)
 }
 
+/// A setting's name in the environment.
+fn variable(name: &str) -> String {
+    format!("PAGEOUT_{}", name.to_ascii_uppercase().replace('-', "_"))
+}
+
+/// Those of the environment that have nearly the name of a setting, with that. Others that begin like one may be anybody's.
+fn misspelled(environment: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
+    let others = [ENV_RUN, "PAGEOUT_CONFIG", "PAGEOUT_AGENT", "PAGEOUT_BIN"].map(String::from);
+    let known: Vec<String> = NAMES.into_iter().map(variable).chain(others).collect();
+    let written = environment.filter_map(|name| name.into_string().ok());
+    let unknown = written.filter(|name| name.starts_with("PAGE") && !known.contains(name));
+    let meant = |name: &String| {
+        let near = known.iter().map(|known| (strsim::osa_distance(name, known), known)).min()?;
+        (near.0 <= 2).then(|| (name.clone(), near.1.clone()))
+    };
+    unknown.filter_map(|name| meant(&name)).collect()
+}
+
 /// `PAGEOUT_MEMORY` and so on; in `PAGEOUT_SWAP` several devices stand with `;` between them.
 fn from_environment(get: impl Fn(&str) -> Option<OsString>) -> Result<Values> {
     let mut values = Values::new();
     for name in NAMES {
-        let variable = format!("PAGEOUT_{}", name.to_ascii_uppercase().replace('-', "_"));
+        let variable = variable(name);
         let Some(text) = get(&variable).filter(|text| !text.is_empty()) else { continue };
         let Ok(text) = text.into_string() else {
             bail!("{variable}: not UTF-8; write it in UTF-8, or unset it")
@@ -278,6 +300,14 @@ mod tests {
 
     fn written(text: &str) -> Written {
         Written { text: text.into(), source: Source::Option("memory") }
+    }
+
+    #[test]
+    fn what_is_nearly_a_setting_is_told_of() {
+        let names = "PAGEOUT_MEMROY PAGEOUT_MEMORY PAGEOUT_STRCT PAGEOUT_SERVICE_HOST PAGEOUT_RUN PAGEOUT_TESTS_FULL PAGER PATH";
+        let found = misspelled(names.split(' ').map(OsString::from));
+        let expected = [("PAGEOUT_MEMROY", "PAGEOUT_MEMORY"), ("PAGEOUT_STRCT", "PAGEOUT_STRICT")];
+        assert_eq!(found, expected.map(|(name, meant)| (name.to_owned(), meant.to_owned())));
     }
 
     #[test]
