@@ -103,6 +103,7 @@ fn plan(seed: u64, habits: Habits) -> Plan {
         nested: 0,
         slow: false,
         rotational: seed % 3 == 2,
+        discards: seed % 2 == 1,
         executable: [0, 32768][seed as usize / 4 % 2],
         inline: false,
         real: true,

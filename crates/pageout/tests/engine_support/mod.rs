@@ -57,6 +57,8 @@ pub struct Plan {
     pub slow: bool,
     /// The device is a disk that turns.
     pub rotational: bool,
+    /// What is free there is discarded, at any time.
+    pub discards: bool,
     /// The threads are real ones.
     pub real: bool,
     /// So many of 65536 mappings can be executed.
@@ -89,6 +91,7 @@ impl Plan {
             nested: if nested { 1 + random.below(6) } else { 0 },
             slow: random.one_in(2),
             rotational: seed % 4 == 3,
+            discards: seed % 3 == 1,
             real: false,
             executable: [0, 0, 0, 0, 8192, 32768][Random(seed ^ 0xe8ec).below(6)],
             inline: false,
@@ -146,7 +149,10 @@ impl Device for Hooked {
     }
 
     fn discard(&self, at: u64, len: u64) -> Result<(), Errno> {
-        self.inner.discard(at, len)
+        self.others();
+        let result = self.inner.discard(at, len);
+        self.others();
+        result
     }
 
     fn kind(&self) -> Kind {
@@ -292,8 +298,12 @@ impl World {
             Some(trunks) => (0, 0, Box::new(trunks.clone()) as Box<dyn Lessor>),
             None => (plan.slots, 1, Box::new(NoTrunks) as Box<dyn Lessor>),
         };
-        let config_of_device =
-            DeviceConfig { rotational: plan.rotational, first, ..DeviceConfig::new(slots) };
+        let config_of_device = DeviceConfig {
+            rotational: plan.rotational,
+            discard: plan.discards,
+            first,
+            ..DeviceConfig::new(slots)
+        };
         let devices = [(config_of_device, Box::new(hooked) as Box<dyn Device>)];
         let place = Place::new(2, devices, lessor).unwrap();
         let pages = plan.blocks * BLOCK_PAGES;
@@ -642,10 +652,13 @@ impl World {
         }
     }
 
-    /// What the watch does, but for adoption.
+    /// What the watch does, but for adoption; and what an evictor does that rests, if the plan says so.
     pub fn look(&self) {
         self.engine.stock();
         self.engine.unmanaged(self.engine.measure());
+        if self.plan.discards {
+            self.engine.place.discard();
+        }
     }
 
     fn one_engine_step(&self) {

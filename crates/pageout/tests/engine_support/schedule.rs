@@ -30,6 +30,7 @@ pub fn base() -> Plan {
         nested: 0,
         slow: false,
         rotational: false,
+        discards: false,
         real: false,
         executable: 0,
         inline: false,
