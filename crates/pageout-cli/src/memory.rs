@@ -28,13 +28,8 @@ pub fn oom_kills() -> u64 {
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// The lowest limit of the control groups that this process is in, in bytes; `None` where none is set. Read once.
+/// The lowest limit now of the control groups that this process is in, in bytes; `None` where none is set.
 pub fn cgroup_limit() -> Option<u64> {
-    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
-    *LIMIT.get_or_init(read_cgroup_limit)
-}
-
-fn read_cgroup_limit() -> Option<u64> {
     let groups = sys::text_of("/proc/self/cgroup")?;
     let mounts = sys::text_of("/proc/self/mountinfo")?;
     let machine = total_bytes();

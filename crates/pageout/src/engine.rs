@@ -455,6 +455,9 @@ impl<K: Kernel> Engine<K> {
             // Perhaps with another: the program may have mapped it and registered it with its own, in a hole. To register
             // what is ours already changes nothing.
             let is_ours = self.kernel.register(from, to - from).is_ok();
+            // Huge pages of hugetlbfs, private memory of /dev/zero: they can be registered, and are not to be managed. They came
+            // in the place of what was listed.
+            let is_anonymous = !is_ours || self.kernel.is_anonymous(from);
             if self.kernel.event_pending() {
                 let mut asked = Regions::default();
                 asked.insert(Region { start: from, end: to });
@@ -464,8 +467,10 @@ impl<K: Kernel> Engine<K> {
                 });
                 return Err(asked);
             }
-            if is_ours {
-                self.take_up_mapping(regions, discarded, from, to);
+            match (is_ours, is_anonymous) {
+                (true, true) => self.take_up_mapping(regions, discarded, from, to),
+                (true, false) => self.kernel.unregister(from, to - from),
+                (false, _) => {}
             }
             at = to;
         }

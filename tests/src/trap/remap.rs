@@ -103,6 +103,11 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("map-fixed", "maps over evicted memory", map_fixed),
     Trap::new("map-file-over", "maps a file over evicted memory, then nothing, then zeros", map_file_over),
+    Trap::new(
+        "zero-device-over",
+        "maps /dev/zero over memory that is about to be found, and forks",
+        zero_device_over,
+    ),
     Trap::new("munmap-parts", "unmaps parts of evicted memory and maps the holes again", munmap_parts),
     Trap::new("mprotect", "read-only, none and back, on evicted memory", mprotect),
     Trap::new("mprotect-race", "the same while others evict", mprotect_race),
@@ -1244,6 +1249,54 @@ fn map_file_over(ctx: &Ctx) -> Outcome {
     }
     field.part(0, part.start - field.start).check(1)?;
     field.part(part.end() - field.start, field.end() - part.end()).check(1)
+}
+
+/// Memory of `/dev/zero` can be registered like any, and does not come in like any. Beside what is mapped and unmapped all the
+/// time, so that mappings are looked for.
+fn zero_device_over(ctx: &Ctx) -> Outcome {
+    let churn = Churn::start(ctx.half())?;
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/zero")
+        .map_err(|error| Stop::Wrong(error.to_string()))?;
+    let whole = sys::map_aligned((ctx.half() / 2).next_multiple_of(BLOCK), BLOCK)?;
+    sys::map_over(whole, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+    let places: Vec<Span> = whole.pieces(BLOCK).collect();
+    let deadline = ctx.deadline();
+    together(2, |index| {
+        let mut dice = Dice::new(index);
+        let mut generations = vec![0u16; places.len()];
+        for turn in 1.. {
+            if Instant::now() >= deadline {
+                break;
+            }
+            if index == 0 {
+                let span = sys::map(BLOCK + BLOCK / 2)?;
+                span.fill(1);
+                span.check(1)?;
+                sys::unmap(span)?;
+                continue;
+            }
+            let at = dice.roll(places.len());
+            let full = || places.iter().zip(&generations).filter(|(_, generation)| **generation > 0);
+            if turn % 16 == 0 {
+                let child =
+                    sys::fork(|| full().try_for_each(|(place, generation)| place.check(*generation)))?;
+                sys::wait_for(child, 0)?;
+            } else if generations[at] > 0 {
+                places[at].check(generations[at])?;
+            }
+            sys::map_over(places[at], sys::RW, 0)?;
+            places[at].fill(0);
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            sys::map_file(places[at].start, BLOCK, sys::RW, flags, device.as_raw_fd())?;
+            generations[at] += 1;
+            places[at].fill(generations[at]);
+        }
+        Ok(())
+    })?;
+    churn.end()
 }
 
 fn munmap_parts(ctx: &Ctx) -> Outcome {

@@ -201,6 +201,15 @@ fn pages_of(statm: &[u8], field: usize) -> usize {
 /// Linux 6.11 the text is read.
 fn mapping(at: usize) -> Result<(usize, usize), LinuxError> {
     let maps = open_proc("maps", c"/proc/self/maps")?;
+    match query(&maps, at) {
+        Ok(found) => Ok((found.vma_start as usize, found.vma_end as usize)),
+        Err(Errno::NOENT) => Ok(NO_MAPPING),
+        Err(_) => mapping_in_text(&maps, at),
+    }
+}
+
+/// What the kernel says of that mapping, since Linux 6.11. NOENT: there is none.
+fn query(maps: &OwnedFd, at: usize) -> Result<raw::procmap_query, Errno> {
     // SAFETY: integers.
     let mut query: raw::procmap_query = unsafe { core::mem::zeroed() };
     query.size = size_of::<raw::procmap_query>() as u64;
@@ -208,11 +217,7 @@ fn mapping(at: usize) -> Result<(usize, usize), LinuxError> {
     query.query_addr = at as u64;
     let (fd, to) = (maps.as_raw_fd() as usize, &raw mut query as usize);
     // SAFETY: the number belongs to procmap_query, which asks for neither name nor build id.
-    match unsafe { call(raw::__NR_ioctl, [fd, PROCMAP_QUERY, to, 0, 0, 0]) } {
-        Ok(_) => Ok((query.vma_start as usize, query.vma_end as usize)),
-        Err(Errno::NOENT) => Ok(NO_MAPPING),
-        Err(_) => mapping_in_text(&maps, at),
-    }
+    unsafe { call(raw::__NR_ioctl, [fd, PROCMAP_QUERY, to, 0, 0, 0]) }.map(|_| query)
 }
 
 /// The first part of a range that one mapping has.
@@ -693,6 +698,12 @@ unsafe impl Kernel for Linux {
 
     fn mapping(&self, at: usize) -> Option<(usize, usize)> {
         mapping(at).ok().filter(|found| *found != NO_MAPPING)
+    }
+
+    fn is_anonymous(&self, at: usize) -> bool {
+        const SHARED: u64 = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
+        let Ok(maps) = open_proc("maps", c"/proc/self/maps") else { return true };
+        query(&maps, at).map_or(true, |found| found.inode == 0 && found.vma_flags & SHARED == 0)
     }
 
     fn prefer_huge(&self, at: usize) {

@@ -189,6 +189,12 @@ pub unsafe trait Kernel: Send + Sync {
         None
     }
 
+    /// Is what is mapped at an address private memory of no file, as all that is to be managed? Where that is not known it is,
+    /// before Linux 6.11 always. That is sure if no event is pending after it. Changes nothing. Any lock.
+    fn is_anonymous(&self, _at: usize) -> bool {
+        true
+    }
+
     /// The call under way that moves memory and has it grow, if it is known. What locked memory has grown by the kernel fills
     /// before the move is told of.
     fn growing(&self) -> Option<Growth> {
