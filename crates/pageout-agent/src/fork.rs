@@ -105,16 +105,22 @@ pub fn prepare_process(register: Register) {
 /// after them: see [`believed_mask`].
 static SIGNALS: AtomicU32 = AtomicU32::new(u32::MAX);
 
+/// Threads that are between [`Turn::handlers_begin`] and [`Turn::handlers_end`]. Else nobody is asked.
+static AMID: AtomicU32 = AtomicU32::new(0);
+/// Somebody asks: thread data may be the program's own, and block signals meanwhile.
+static ASKS: AtomicBool = AtomicBool::new(false);
+
 /// The mask that the calling thread believes to have, if all signals from elsewhere wait for its fork. No handler of a signal may
 /// come amid a fork, which could fork itself, or not come back; but handlers of fork make threads, which inherit the mask, and
 /// change it.
 pub fn believed_mask() -> Option<u64> {
     let key = SIGNALS.load(Ordering::Relaxed);
-    if key == u32::MAX {
+    if key == u32::MAX || AMID.load(Ordering::Relaxed) == 0 || ASKS.swap(true, Ordering::Relaxed) {
         return None;
     }
     // SAFETY: our own key.
     let kept = unsafe { pthread_getspecific(key) };
+    ASKS.store(false, Ordering::Relaxed);
     (!kept.is_null()).then_some(!(kept as u64))
 }
 
@@ -124,8 +130,10 @@ pub fn believe_mask(mask: Option<u64>) {
     if key != u32::MAX {
         // Never null: SIGKILL is not blocked.
         let kept = mask.map_or(0, |mask| !mask) as *const c_void;
+        ASKS.store(true, Ordering::Relaxed);
         // SAFETY: our own key; any value.
         unsafe { pthread_setspecific(key, kept) };
+        ASKS.store(false, Ordering::Relaxed);
     }
 }
 
@@ -216,7 +224,8 @@ fn begin() -> bool {
     remap::forget();
     UNASKED.store(0, Ordering::Relaxed);
     CHILD.store(true, Ordering::Relaxed);
-    keeper::start()
+    // Else that comes with the library's own beginning.
+    keeper::is_prepared() && keeper::start()
 }
 
 /// Has the process forked, or is it the child of a fork? Then it may share pages.
@@ -278,6 +287,7 @@ impl Turn {
 
     /// From here to [`Turn::handlers_end`] the program's handlers of fork may run.
     pub fn handlers_begin(&self) {
+        AMID.fetch_add(1, Ordering::Relaxed);
         believe_mask(Some(self.mask));
     }
 
@@ -285,6 +295,7 @@ impl Turn {
     pub fn handlers_end(&mut self) {
         self.mask = believed_mask().unwrap_or(self.mask);
         believe_mask(None);
+        AMID.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

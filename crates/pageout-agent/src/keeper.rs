@@ -223,6 +223,11 @@ pub fn path() -> Path {
     unsafe { PATH }
 }
 
+/// Has [`prepare_process`] been called? What is initialised before this library may fork before that.
+pub fn is_prepared() -> bool {
+    path().len > 0
+}
+
 /// Starts the keeper of the calling process; false: there is none. Without one the program runs unlimited, and `run`
 /// says so.
 pub fn start() -> bool {

@@ -18,6 +18,7 @@ pub(super) fn programs(size: Size) -> Vec<Program> {
         under(python("mimalloc-python", mib), "libmimalloc.so.2"),
         // Exports `memcpy` and its like.
         own("own-memory", "own_memory.c", &["-O1", "-fno-builtin", "-rdynamic"]),
+        own("patched", "patched.c", &["-O1"]),
         own("code-moves", "code_moves.c", &["-O1", "-pthread"]),
     ]
 }

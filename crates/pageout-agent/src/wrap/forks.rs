@@ -1,7 +1,7 @@
 //! Forks and clones.
 
 use super::{bring_in, fail, Next};
-use crate::{dispatch, exit, fork, sys};
+use crate::{dispatch, exit, fork, keeper, sys};
 use core::ffi::{c_char, c_int, c_long, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
@@ -37,6 +37,10 @@ fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
         dispatch::end();
     }
     if child == 0 {
+        if !keeper::is_prepared() {
+            // No handler of ours has run.
+            fork::child();
+        }
         turn.restore();
     } else {
         turn.end();
@@ -65,7 +69,7 @@ pub extern "C" fn _Fork() -> c_int {
         // SAFETY: libc's function of that name.
         unsafe { core::mem::transmute::<usize, Fork>(BARE_FORK.get())() }
     });
-    if child == 0 {
+    if child == 0 && keeper::is_prepared() {
         fork::child();
     }
     child

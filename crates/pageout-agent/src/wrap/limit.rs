@@ -20,6 +20,17 @@ pub unsafe extern "C" fn prlimit(
     new: *const Limit,
     old: *mut Limit,
 ) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prlimit_here(process, resource, new, old) }
+}
+
+#[inline(never)]
+pub(super) unsafe extern "C" fn prlimit_here(
+    process: c_int,
+    resource: c_uint,
+    new: *const Limit,
+    old: *mut Limit,
+) -> c_int {
     let set = |new: *const Limit| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -54,7 +65,7 @@ pub unsafe extern "C" fn prlimit64(
     old: *mut Limit,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { prlimit(process, resource, new, old) }
+    unsafe { prlimit_here(process, resource, new, old) }
 }
 
 /// See the table of [`super`].
@@ -64,7 +75,7 @@ pub unsafe extern "C" fn prlimit64(
 #[no_mangle]
 pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const Limit) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { prlimit(0, resource, new, core::ptr::null_mut()) }
+    unsafe { prlimit_here(0, resource, new, core::ptr::null_mut()) }
 }
 
 /// See the table of [`super`]: another name of `setrlimit`.
@@ -74,5 +85,5 @@ pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const Limit) -> c_int
 #[no_mangle]
 pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const Limit) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { setrlimit(resource, new) }
+    unsafe { prlimit_here(0, resource, new, core::ptr::null_mut()) }
 }

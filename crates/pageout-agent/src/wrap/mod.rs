@@ -120,6 +120,12 @@ pub fn is_filtered() -> bool {
 /// As libc's.
 #[no_mangle]
 pub unsafe extern "C" fn prctl(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { prctl_here(what, a, b, c, d) }
+}
+
+#[inline(never)]
+pub(super) unsafe extern "C" fn prctl_here(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     const SET_SECCOMP: c_int = 22;
     const STRICT: usize = 1;
     // Without a filter it only asks whether there could be one.
