@@ -63,6 +63,7 @@ static KEEPER: AtomicU32 = AtomicU32::new(0);
 /// 1 when the keeper watches, or never will. The program waits for it: one that is over in 50 ms would else run
 /// without a limit on a busy machine.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
+/// See [`path`].
 static mut PATH: Path = Path { bytes: [0; 108], len: 0 };
 
 /// What the keeper's threads share.

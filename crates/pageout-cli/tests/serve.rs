@@ -153,7 +153,7 @@ fn role() {
         "killed parent" => killed_parent_role(),
         "cleared" => cleared_role(),
         "anew" => anew_role(),
-        "unusable" => unusable_role(),
+        "unusable" => two_say(Kind::Unusable, "permission denied"),
         "cleared and large" => large_role(Command::new("/bin/sh").env_clear()),
         "nested and large" => {
             let mut run = Command::new(env!("CARGO_BIN_EXE_pageout"));
@@ -162,7 +162,7 @@ fn role() {
         "other user" => other_user_role(),
         "other root" => other_root_role(),
         "aside" => aside_role(),
-        "unlimited" => unlimited_role(),
+        "unlimited" => two_say(Kind::Unlimited, "because"),
         "bereaved" => bereaved_role(),
         "two heirs" => two_heirs_role(),
         "nest" => nest_role(),
@@ -754,11 +754,11 @@ fn a_process_whose_keeper_stepped_aside_is_no_stray() {
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
 }
 
-/// Its keepers, as those of forks, find that they can do nothing.
-fn unlimited_role() {
+/// Its keepers, as those of forks, say this.
+fn two_say(kind: Kind, why: &str) {
     for _ in 0..2 {
         let (keeper, ..) = Keeper::served();
-        let message = Message::with_text(Kind::Unlimited, 0, b"because");
+        let message = Message::with_text(kind, 0, why.as_bytes());
         sys::send(keeper.socket.as_fd(), message.as_bytes(), &[]).unwrap();
     }
     thread::sleep(Duration::from_millis(1500));
@@ -809,16 +809,6 @@ fn who_sets_ld_preload_anew_is_told_how_to_add_to_it() {
                 memory is not limited, but counts\n";
     assert!(ended.err.ends_with(line), "{}", ended.err);
     assert_eq!((ended.err.lines().count(), ended.status), (1, 0));
-}
-
-/// Two keepers that cannot use the device.
-fn unusable_role() {
-    for _ in 0..2 {
-        let (keeper, ..) = Keeper::served();
-        let message = Message::with_text(Kind::Unusable, 0, b"permission denied");
-        sys::send(keeper.socket.as_fd(), message.as_bytes(), &[]).unwrap();
-    }
-    thread::sleep(Duration::from_millis(500));
 }
 
 #[test]

@@ -22,8 +22,8 @@ pub fn prepare() {
 
 type Fork = unsafe extern "C" fn() -> c_int;
 
-/// A fork by libc. Its child is ours from the clone on.
-fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
+/// A fork by libc, which runs its handlers of fork, or not (`handles`). Its child is ours from the clone on.
+fn fork_by(handles: bool, libc: impl FnOnce() -> c_int) -> c_int {
     let Some(mut turn) = fork::before() else { return fail(Errno::AGAIN) };
     let dispatched = turn.is_out() && dispatch::begin();
     if turn.is_out() && !dispatched && !turn.bring_home() {
@@ -37,8 +37,8 @@ fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
         dispatch::end();
     }
     if child == 0 {
-        if !keeper::is_prepared() {
-            // No handler of ours has run.
+        // Else our handler has run.
+        if !(handles && keeper::is_prepared()) {
             fork::child();
         }
         turn.restore();
@@ -52,7 +52,7 @@ fn fork_by(libc: impl FnOnce() -> c_int) -> c_int {
 #[no_mangle]
 pub extern "C" fn fork() -> c_int {
     // SAFETY: libc's function of that name.
-    fork_by(|| unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
+    fork_by(true, || unsafe { core::mem::transmute::<usize, Fork>(FORK.get())() })
 }
 
 /// See the table of [`super`]: another name of `fork`.
@@ -64,15 +64,11 @@ pub extern "C" fn __fork() -> c_int {
 /// See the table of [`super`]. Runs no handlers of its own, so the child's keeper is started here.
 #[no_mangle]
 pub extern "C" fn _Fork() -> c_int {
-    let child = fork_by(|| {
+    fork_by(false, || {
         dispatch::block();
         // SAFETY: libc's function of that name.
         unsafe { core::mem::transmute::<usize, Fork>(BARE_FORK.get())() }
-    });
-    if child == 0 && keeper::is_prepared() {
-        fork::child();
-    }
-    child
+    })
 }
 
 /// See the table of [`super`]: as libc's, by our `fork`.
@@ -120,7 +116,7 @@ pub unsafe extern "C" fn forkpty(
     window: *const c_void,
 ) -> c_int {
     // SAFETY: libc's function of that name; arguments as the caller promises.
-    fork_by(|| unsafe {
+    fork_by(true, || unsafe {
         core::mem::transmute::<usize, ForkPty>(FORKPTY.get())(master, name, terminal, window)
     })
 }

@@ -7,30 +7,14 @@ use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
 /// `struct rlimit`: the limit, and what it may be raised to.
-type Limit = [u64; 2];
+pub(super) type Limit = [u64; 2];
 
 /// See the table of [`super`]. What the program reads back is the sum.
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn prlimit(
-    process: c_int,
-    resource: c_uint,
-    new: *const Limit,
-    old: *mut Limit,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { prlimit_here(process, resource, new, old) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn prlimit_here(
-    process: c_int,
-    resource: c_uint,
-    new: *const Limit,
-    old: *mut Limit,
-) -> c_int {
+pub(super) unsafe fn prlimit(process: c_int, resource: c_uint, new: *const Limit, old: *mut Limit) -> c_int {
     let set = |new: *const Limit| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -53,37 +37,12 @@ pub(super) unsafe extern "C" fn prlimit_here(
     }) as c_int
 }
 
-/// See the table of [`super`]: another name of `prlimit`.
-///
-/// # Safety
-/// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn prlimit64(
-    process: c_int,
-    resource: c_uint,
-    new: *const Limit,
-    old: *mut Limit,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { prlimit_here(process, resource, new, old) }
-}
-
 /// See the table of [`super`].
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const Limit) -> c_int {
+#[inline(never)]
+pub(super) unsafe fn setrlimit(resource: c_uint, new: *const Limit) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { prlimit_here(0, resource, new, core::ptr::null_mut()) }
-}
-
-/// See the table of [`super`]: another name of `setrlimit`.
-///
-/// # Safety
-/// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const Limit) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { prlimit_here(0, resource, new, core::ptr::null_mut()) }
+    unsafe { prlimit(0, resource, new, core::ptr::null_mut()) }
 }

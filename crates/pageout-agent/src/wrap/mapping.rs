@@ -30,14 +30,8 @@ pub fn prepare() {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { madvise_here(address, len, advice) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn madvise_here(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+pub(super) unsafe fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     let advised = |advice: c_int| {
         // SAFETY: as the caller promises.
         unsafe { sys::call(raw::__NR_madvise, address as usize, len, advice as usize, 0) }
@@ -92,21 +86,8 @@ pub fn mappings() -> u32 {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn mmap(
-    address: *mut c_void,
-    len: usize,
-    access: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { mmap_here(address, len, access, flags, fd, offset) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn mmap_here(
+pub(super) unsafe fn mmap(
     address: *mut c_void,
     len: usize,
     access: c_int,
@@ -140,31 +121,8 @@ pub(super) unsafe extern "C" fn mmap_here(
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    len: usize,
-    access: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { mmap_here(address, len, access, flags, fd, offset) }
-}
-
-/// See the table of [`super`].
-///
-/// # Safety
-/// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { shmat_here(id, address, flags) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn shmat_here(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
+pub(super) unsafe fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
     let attach = |address: usize, flags: c_int| {
         // SAFETY: as the caller promises; elsewhere a new mapping.
         unsafe { sys::call(raw::__NR_shmat, id as usize, address, flags as usize, 0) }
@@ -208,20 +166,8 @@ fn segment_len(id: c_int) -> Result<usize, Errno> {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn mremap(
-    old: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    new: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: as the caller promises.
-    unsafe { mremap_here(old, old_len, new_len, flags, new) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn mremap_here(
+pub(super) unsafe fn mremap(
     old: *mut c_void,
     old_len: usize,
     new_len: usize,
@@ -318,20 +264,8 @@ unsafe fn realloc_mapped(object: *mut c_void, len: usize) -> *mut c_void {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn process_madvise(
-    process: c_int,
-    parts: *const c_void,
-    count: usize,
-    advice: c_int,
-    flags: c_uint,
-) -> isize {
-    // SAFETY: as the caller promises.
-    unsafe { process_madvise_here(process, parts, count, advice, flags) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn process_madvise_here(
+pub(super) unsafe fn process_madvise(
     process: c_int,
     parts: *const c_void,
     count: usize,
@@ -394,13 +328,8 @@ const MCL_FUTURE: c_int = raw::MCL_FUTURE as c_int;
 const MCL_ONFAULT: c_int = raw::MCL_ONFAULT as c_int;
 
 /// See the table of [`super`].
-#[no_mangle]
-pub extern "C" fn mlockall(flags: c_int) -> c_int {
-    mlockall_here(flags)
-}
-
 #[inline(never)]
-pub(super) extern "C" fn mlockall_here(flags: c_int) -> c_int {
+pub(super) fn mlockall(flags: c_int) -> c_int {
     let known = flags & !(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
     let locked_what_came = LOCKS_WHAT_COMES.fetch_or(flags & MCL_FUTURE != 0, Ordering::Relaxed);
     if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
@@ -489,19 +418,8 @@ fn lock_all(flags: c_int, locked_what_came: bool) -> Result<usize, Errno> {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const c_void, count: usize, flags: c_uint) -> isize {
-    // SAFETY: as the caller promises.
-    unsafe { vmsplice_here(fd, parts, count, flags) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn vmsplice_here(
-    fd: c_int,
-    parts: *const c_void,
-    count: usize,
-    flags: c_uint,
-) -> isize {
+pub(super) unsafe fn vmsplice(fd: c_int, parts: *const c_void, count: usize, flags: c_uint) -> isize {
     const F_GETFL: usize = 3;
     const ACCESS: usize = 3;
     const READ_ONLY: usize = 0;
@@ -559,20 +477,8 @@ pub(super) unsafe extern "C" fn vmsplice_here(
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: c_uint,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { setsockopt_here(fd, level, name, value, len) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn setsockopt_here(
+pub(super) unsafe fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,

@@ -1,7 +1,8 @@
 //! The functions of libc that the agent replaces, each for one hazard. They run in the program's threads,
 //! make the call themselves where a raw system call will do, and change nothing else.
 //!
-//! `mapping`, `thread`, `limit` and `forks` have them by what they are about, `number` has `syscall`.
+//! `mapping`, `thread`, `limit` and `forks` have them by what they are about, `number` has `syscall`, `names` what it calls by
+//! their names.
 //!
 //! | function | why |
 //! |---|---|
@@ -31,6 +32,7 @@
 mod forks;
 mod limit;
 mod mapping;
+mod names;
 mod number;
 mod thread;
 
@@ -118,14 +120,8 @@ pub fn is_filtered() -> bool {
 ///
 /// # Safety
 /// As libc's.
-#[no_mangle]
-pub unsafe extern "C" fn prctl(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { prctl_here(what, a, b, c, d) }
-}
-
 #[inline(never)]
-pub(super) unsafe extern "C" fn prctl_here(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+pub(super) unsafe fn prctl(what: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     const SET_SECCOMP: c_int = 22;
     const STRICT: usize = 1;
     // Without a filter it only asks whether there could be one.

@@ -1,15 +1,11 @@
 //! All of them by number: `syscall`.
 
 use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
-use super::limit::prlimit_here;
-use super::mapping::{
-    madvise_here, mlockall_here, mmap_here, mremap_here, process_madvise_here, setsockopt_here, shmat_here,
-    vmsplice_here,
-};
-use super::{answer, bring_in, fail, prctl_here, FILTERED};
+use super::limit::{prlimit, setrlimit};
+use super::mapping::{madvise, mlockall, mmap, mremap, process_madvise, setsockopt, shmat, vmsplice};
+use super::{answer, bring_in, fail, prctl, FILTERED};
 use crate::{exit, fork, keeper, sys};
 use core::ffi::{c_int, c_long, c_uint};
-use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as raw;
 use pageout::kernel::undisturbed;
@@ -198,8 +194,6 @@ unsafe extern "C" fn keep_word_by_number(number: c_long, a: usize, b: usize, _: 
     }
 }
 
-/// By what is behind the names that others find: who writes over their first instructions (UCX) calls the system by `syscall`,
-/// and would come back to himself.
 #[inline(never)]
 unsafe extern "C" fn by_number(
     number: c_long,
@@ -213,17 +207,17 @@ unsafe extern "C" fn by_number(
     // SAFETY: as the caller promises.
     unsafe {
         let stack = match number as u32 {
-            raw::__NR_madvise => return madvise_here(a as *mut _, b, c as c_int).into(),
+            raw::__NR_madvise => return madvise(a as *mut _, b, c as c_int).into(),
             raw::__NR_process_madvise => {
-                return process_madvise_here(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
+                return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
             }
             raw::__NR_mmap => {
-                return mmap_here(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long
+                return mmap(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long
             }
-            raw::__NR_mremap => return mremap_here(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
-            raw::__NR_shmat => return shmat_here(a as c_int, b as *const _, c as c_int) as c_long,
-            raw::__NR_mlockall => return mlockall_here(a as c_int).into(),
-            raw::__NR_prctl => return prctl_here(a as c_int, b, c, d, e).into(),
+            raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
+            raw::__NR_shmat => return shmat(a as c_int, b as *const _, c as c_int) as c_long,
+            raw::__NR_mlockall => return mlockall(a as c_int).into(),
+            raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
             raw::__NR_seccomp => {
                 const SET_STRICT: usize = 0;
                 const SET_FILTER: usize = 1;
@@ -233,13 +227,13 @@ unsafe extern "C" fn by_number(
                 }
                 return answer(sys::call(number as u32, a, b, c, 0));
             }
-            raw::__NR_vmsplice => return vmsplice_here(a as c_int, b as *const _, c, d as c_uint) as c_long,
+            raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
             raw::__NR_setsockopt => {
-                return setsockopt_here(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
+                return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
             }
-            raw::__NR_setrlimit => return prlimit_here(0, a as c_uint, b as *const _, null_mut()).into(),
+            raw::__NR_setrlimit => return setrlimit(a as c_uint, b as *const _).into(),
             raw::__NR_prlimit64 => {
-                return prlimit_here(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
+                return prlimit(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
             }
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
