@@ -1,7 +1,9 @@
 /* Has memset, memcpy and memmove of its own, as programs built with sanitizers have: they count in memory that may be
    out. Whoever calls them for the engine waits for itself. And mmap, madvise and others by libc's `syscall`, as profilers of
-   heaps have: a wrapper that calls them for its own comes back to itself, for ever. cc -O1 -fno-builtin -rdynamic */
+   heaps have: a wrapper that calls them for its own comes back to itself, for ever. And `dlsym`, as overlays of games have:
+   what it finds behind itself is the agent's. cc -O1 -fno-builtin -rdynamic */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -51,6 +53,14 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
 }
 int prlimit(pid_t pid, enum __rlimit_resource what, const struct rlimit *new, struct rlimit *old) {
     return syscall(SYS_prlimit64, pid, what, new, old);
+}
+
+void *dlsym(void *restrict handle, const char *restrict name) {
+    void *(*libc)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (!libc) libc = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    void *found = libc ? libc(handle, name) : 0;
+    if (counts) counts[0]++;
+    return found;
 }
 
 /* One call of each; its result, so that runs can be compared. */

@@ -56,6 +56,13 @@ extern "C" {
 
 pub use mapping::{bring_in, can_be_read, keeps_from_children, mappings};
 
+// Where the agent begins and ends, by the linker.
+extern "C" {
+    static __ehdr_start: u8;
+    static _end: u8;
+}
+core::arch::global_asm!(".hidden __ehdr_start, _end");
+
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
 
 /// What the program finds by this name; null: nothing.
@@ -81,11 +88,32 @@ impl Next {
         if known != 0 {
             return known;
         }
-        // SAFETY: a string; the handle asks for the next object.
-        let found = unsafe { dlsym(RTLD_NEXT, self.name.as_ptr()) } as usize;
+        let found = behind_us(self.name) as usize;
         self.found.store(found, Ordering::Relaxed);
         found
     }
+}
+
+/// What the objects behind this one have by a name; null: nothing.
+fn behind_us(name: &core::ffi::CStr) -> *mut c_void {
+    type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+    let ours = &raw const __ehdr_start as usize..&raw const _end as usize;
+    // So many may each pass on to the next.
+    const MOST: usize = 8;
+    let mut asked: Option<Dlsym> = Some(dlsym);
+    for _ in 0..MOST {
+        let Some(ask) = asked else { break };
+        // SAFETY: strings, and a handle that asks for the next object; what is found by this name is such a function.
+        unsafe {
+            let found = ask(RTLD_NEXT, name.as_ptr());
+            if !ours.contains(&(found as usize)) {
+                return found;
+            }
+            // Not libc's, but one of the program, or of what is preloaded before us (MangoHud): we are what lies behind that.
+            asked = core::mem::transmute::<*mut c_void, Option<Dlsym>>(ask(RTLD_NEXT, c"dlsym".as_ptr()));
+        }
+    }
+    core::ptr::null_mut()
 }
 
 /// Before `main`: finds what the wrappers will call.
