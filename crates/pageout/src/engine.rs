@@ -532,6 +532,18 @@ impl<K: Kernel> Engine<K> {
         is_lost
     }
 
+    /// At the engine's end, when nobody else is at work: what is out, and is mapped still, raises SIGBUS from here on.
+    pub fn abandon(&self) {
+        let is_out = |tag| matches!(tag, Tag::Cached | Tag::Swapped | Tag::Busy);
+        for (block_start, block) in self.space.blocks(0, TOP) {
+            let block = block.lock();
+            for index in (0..BLOCK_PAGES).filter(|index| is_out(block.word(*index).tag())) {
+                // Refused where nothing is mapped any more.
+                let _ = self.kernel.poison(block_start + index * PAGE, PAGE);
+            }
+        }
+    }
+
     fn adopt_pages(&self, start: usize, end: usize, huge: bool) {
         let mut at = start;
         while at < end {

@@ -206,6 +206,40 @@ fn pins_of_the_same_bytes_end_before_their_count() {
     });
 }
 
+#[test]
+fn what_was_moved_out_of_a_region_is_there_or_lost_after_the_end() {
+    const PAGES: usize = 8 * MIB / 4096;
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(64 * MIB).unwrap();
+        fill(region.as_mut_slice(), 9);
+        let moved = unsafe {
+            let (none, flags) = (std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let place = libc::mmap(none, 8 * MIB, libc::PROT_NONE, flags, -1, 0);
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(region.as_mut_ptr().cast(), 8 * MIB, 8 * MIB, flags, place)
+        };
+        assert_ne!(moved, libc::MAP_FAILED);
+        (0..2).for_each(|round| fill(&mut region.as_mut_slice::<u64>()[MIB..], round));
+        drop(region);
+        drop(swap);
+        let file = unsafe { libc::memfd_create(c"pages".as_ptr(), 0) };
+        let (mut lost, mut words) = (0, [0u64; 512]);
+        for page in 0..PAGES {
+            // Fails where a touch would raise SIGBUS.
+            match unsafe { libc::pwrite(file, moved.byte_add(page * 4096), 4096, 0) } {
+                4096 => {
+                    assert_eq!(unsafe { libc::pread(file, words.as_mut_ptr().cast(), 4096, 0) }, 4096);
+                    verify(&words, 9 + page);
+                }
+                _ => lost += 1,
+            }
+        }
+        assert!(lost > 0, "{lost} of {PAGES} pages");
+        unsafe { libc::munmap(moved, 8 * MIB) };
+    });
+}
+
 /// Pages of bytes `range` that are in memory.
 fn resident_pages(region: &pageout::Region, range: std::ops::Range<usize>) -> usize {
     let start = (region.as_ptr() as usize + range.start) & !4095;

@@ -136,6 +136,8 @@ fn run(plan: Plan, requests: &Receiver<Request>, ready: &Sender<Result<Handle, E
         }
         host.stop(servers);
     });
+    // Regions are unmapped by now; of what was moved out of one nobody knows.
+    host.engine.abandon();
     // The engine goes first, and its registration with it: unmapping raises no event then. With inline delivery the
     // program, or a child of it, may keep the registration.
     if plan.inline.is_some() {

@@ -67,8 +67,8 @@ pub struct RegionStats {
 /// * **Fork**: a region is not in the child (`MADV_DONTFORK`). Its slices panic there; what pointers and slices from before the fork
 ///   name is no memory (SIGSEGV), or what the child has mapped since. Dropping it there does nothing.
 ///   Do not undo that (`MADV_DOFORK`): the child would read zeros where the parent has pages out.
-/// * **`mremap`, `munmap`, `mmap(MAP_FIXED)`** of a part of it: do not. What was moved away reads as zeros when the last handle and
-///   region are gone, where it was out.
+/// * **`mremap`, `munmap`, `mmap(MAP_FIXED)`** of a part of it: do not. What was moved away and is out when the last handle and
+///   region go is lost: SIGBUS.
 /// * **Memory that is read-only** (`mprotect`) does not leave, and counts: the kernel moves what can be written.
 /// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
 /// * **Handlers of signals** may touch it, but for one that can interrupt the allocator (`malloc`) where that has one lock for
