@@ -20,8 +20,8 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::engine::Engine;
 use pageout::kernel::{pagemap_scan, Kernel, Linux, Sought, Statm};
-use pageout::reclaim::files::{Seen, Unit, Units};
-use pageout::space::discover::{mounted, Area, Device};
+use pageout::reclaim::files::{FileUnit, FileUnits, Seen};
+use pageout::space::discover::{mounted, Area, DeviceNumber};
 use pageout::space::{BLOCK, PAGE, UNIT, UNIT_PAGES};
 use pageout::stats::Stats;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
@@ -51,14 +51,14 @@ struct Mapped {
     end: usize,
     /// Where its first byte would be.
     base: usize,
-    file: (Device, u64),
+    file: (DeviceNumber, u64),
     is_code: bool,
     is_shared: bool,
 }
 
 impl Mapped {
-    fn unit(&self, at: usize) -> Unit {
-        Unit { file: self.file, number: at.wrapping_sub(self.base) / UNIT }
+    fn unit(&self, at: usize) -> FileUnit {
+        FileUnit { file: self.file, number: at.wrapping_sub(self.base) / UNIT }
     }
 
     /// The part of the mapping that is in the same 2 MiB of the file as an address.
@@ -123,8 +123,8 @@ impl Files {
 /// The first thread's part.
 pub struct Eye {
     /// The file that this code is in. Who answers faults must not wait for a disk.
-    own: Option<(Device, u64)>,
-    devices: Vec<(Device, bool)>,
+    own: Option<(DeviceNumber, u64)>,
+    devices: Vec<(DeviceNumber, bool)>,
     found: Vec<Mapped>,
     /// [`Files`] does not know of it yet.
     fresh: bool,
@@ -178,7 +178,7 @@ impl Eye {
     }
 
     /// Do files there take memory only while they are used?
-    fn is_on_disk(&mut self, device: Device) -> bool {
+    fn is_on_disk(&mut self, device: DeviceNumber) -> bool {
         // A block device.
         if device.major != 0 {
             return true;
@@ -292,7 +292,7 @@ struct Hand {
     files: &'static Files,
     engine: &'static Engine<Linux>,
     mapped: Vec<Mapped>,
-    units: Units,
+    units: FileUnits,
     /// Where it stands.
     at: usize,
     /// What has left, and when, by the units' clock.
@@ -310,7 +310,7 @@ impl Hand {
             files,
             engine,
             mapped: Vec::new(),
-            units: Units::default(),
+            units: FileUnits::default(),
             at: 0,
             left: VecDeque::new(),
             gone: 0,

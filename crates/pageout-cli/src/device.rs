@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{is_missing_disk, is_swapped_on, Bytes, Header, HeaderError, Place, Spec};
+use pageout::api::{is_missing_disk, is_swapped_on, Backing, Bytes, Header, HeaderError, Spec};
 use pageout::device::{self, is_hole};
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
@@ -86,7 +86,7 @@ impl Device {
             serial: index as u64,
         };
         let path = path_of(spec);
-        let is_memory = spec.place == Place::Memory;
+        let is_memory = spec.backing == Backing::Memory;
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let grows = !is_block_device && sys::file_system(&link).is_ok_and(|system| !system.in_memory);
         Ok(Self {
@@ -259,10 +259,10 @@ struct Opened {
 impl Opened {
     /// With `dry` nothing is made.
     fn of(spec: &Spec, limit_bytes: u64, dry: bool, warn: Warn<'_>) -> Result<Self> {
-        let mut opened = match &spec.place {
-            Place::Memory => Self::memory(spec, limit_bytes, dry, warn)?,
-            Place::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry, warn)?,
-            Place::Path(path) => match fs::symlink_metadata(path) {
+        let mut opened = match &spec.backing {
+            Backing::Memory => Self::memory(spec, limit_bytes, dry, warn)?,
+            Backing::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry, warn)?,
+            Backing::Path(path) => match fs::symlink_metadata(path) {
                 Ok(_) => Self::existing(path, spec, dry, warn)?,
                 Err(error) if error.kind() == ErrorKind::NotFound => Self::new(path, spec, dry, warn)?,
                 Err(error) => return Err(cannot(&path.display().to_string(), "be reached", &error)),
@@ -455,9 +455,9 @@ impl Opened {
 
 /// The path of what has one.
 fn path_of(spec: &Spec) -> Option<PathBuf> {
-    match &spec.place {
-        Place::Path(path) => std::path::absolute(path).ok(),
-        Place::Memory | Place::Unnamed => None,
+    match &spec.backing {
+        Backing::Path(path) => std::path::absolute(path).ok(),
+        Backing::Memory | Backing::Unnamed => None,
     }
 }
 
@@ -528,8 +528,8 @@ fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<By
     let room = sys::file_system(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
     if room.in_memory {
-        let remedy = match spec.place {
-            Place::Path(_) => "name a file on a disk",
+        let remedy = match spec.backing {
+            Backing::Path(_) => "name a file on a disk",
             _ => "set TMPDIR to a directory on a disk, or name a file with --swap",
         };
         warn(format_args!("{shown}: on {}, so what is swapped out stays in memory; {remedy}", room.name));

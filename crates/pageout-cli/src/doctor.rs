@@ -18,7 +18,7 @@ use crate::device::{self, Device};
 use crate::kernel;
 use crate::memory;
 use crate::options::SettingOptions;
-use crate::report::Place;
+use crate::report::Target;
 use crate::run::LEAST_OPEN_FILES;
 use crate::say;
 use crate::serve::{self, OPEN_FILES_EACH};
@@ -77,7 +77,7 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
         Ok(directory) => findings.good("socket", format_args!("in {}", directory.display())),
         Err(error) => findings.lack_by("socket", &error, ""),
     }
-    if let Some(Err(error)) = config.stats.as_deref().map(Place::check) {
+    if let Some(Err(error)) = config.stats.as_deref().map(Target::check) {
         findings.lack_by("statistics", &error, "");
     }
     match agent::ready(reach, false) {

@@ -134,14 +134,14 @@ impl Report {
     }
 
     /// Writes it.
-    pub fn write(&self, place: Place) -> Result<()> {
-        let (shown, written) = match place {
-            Place::StandardError => {
+    pub fn write(&self, target: Target) -> Result<()> {
+        let (shown, written) = match target {
+            Target::StandardError => {
                 let _ = io::stderr().write_all(self.table().as_bytes());
                 return Ok(());
             }
-            Place::Stream(path, mut file) => (path, file.write_all(self.json().as_bytes())),
-            Place::File(path) => {
+            Target::Stream(path, mut file) => (path, file.write_all(self.json().as_bytes())),
+            Target::File(path) => {
                 let written = write_over(&path, self.json().as_bytes());
                 (path, written)
             }
@@ -203,7 +203,7 @@ fn percentile(buckets: &[u64], part: u64) -> u64 {
 
 /// Where a report goes.
 #[derive(Debug)]
-pub enum Place {
+pub enum Target {
     /// As a table.
     StandardError,
     /// A pipe or terminal: there is nothing to empty first.
@@ -212,7 +212,7 @@ pub enum Place {
     File(PathBuf),
 }
 
-impl Place {
+impl Target {
     /// The place that `--stats` names. Complains now about what would go wrong at the end, when the program has
     /// done its work.
     pub fn of(path: PathBuf) -> Result<Self> {

@@ -24,7 +24,7 @@ use crate::kernel;
 use crate::memory;
 use crate::options::RunOptions;
 use crate::program::{self, Refused, FAILED, NOT_EXECUTABLE, NOT_FOUND};
-use crate::report::Place;
+use crate::report::Target;
 use crate::say;
 use crate::serve::Server;
 use crate::strays::Strays;
@@ -80,10 +80,10 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         specs => specs,
     };
     if options.dry_run {
-        config.stats.as_deref().map(Place::check).transpose()?;
+        config.stats.as_deref().map(Target::check).transpose()?;
         return dry_run(&config, specs, &program);
     }
-    let place = config.stats.clone().map(Place::of).transpose()?;
+    let target = config.stats.clone().map(Target::of).transpose()?;
     say::wait_for_nobody();
     if let Some(all) = memory::cgroup_limit().filter(|all| (all + 1..u64::MAX).contains(&config.limit_bytes))
     {
@@ -146,7 +146,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     server.close();
     let status = status?;
     say::info(server.report().summary());
-    if let Some(Err(error)) = place.map(|place| server.report().write(place)) {
+    if let Some(Err(error)) = target.map(|target| server.report().write(target)) {
         // The program's status says how it went, which may have taken days.
         say::error(format_args!("{error:#}"));
     }

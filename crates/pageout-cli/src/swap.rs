@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{Bytes, Place, Spec};
+use pageout::api::{Backing, Bytes, Spec};
 use serde_json::json;
 
 use crate::options::{SwapoffOptions, SwaponOptions};
@@ -17,9 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gives a tree another device.
 pub fn on(options: &SwaponOptions) -> Result<i32> {
-    let path = match Spec::parse(&options.spec)?.place {
-        Place::Path(path) => absolute(path)?,
-        Place::Memory | Place::Unnamed => String::new(),
+    let path = match Spec::parse(&options.spec)?.backing {
+        Backing::Path(path) => absolute(path)?,
+        Backing::Memory | Backing::Unnamed => String::new(),
     };
     let (run, _) = runs::one(options.which.run.as_deref())?;
     run.switch(false, &json!({ "spec": options.spec, "path": path }))?;

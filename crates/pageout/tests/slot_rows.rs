@@ -340,7 +340,7 @@ fn s4_1_runs_of_any_order_are_aligned_and_within_a_cluster() {
         for entry in got {
             slots.put(entry, 1 << order).unwrap();
         }
-        assert_eq!(slots.usage(id).unwrap(), Usage { slots: TRUNK_SLOTS, used: 0, free_clusters: 32 });
+        assert_eq!(slots.usage(id).unwrap(), DeviceUsage { slots: TRUNK_SLOTS, used: 0, free_clusters: 32 });
         slots.audit();
         assert_eq!(slots.take_empty_trunk(id, 0), Some(0));
         assert_eq!(slots.alloc(0, 0, owner(0)), None);

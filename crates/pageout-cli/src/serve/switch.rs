@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{anyhow, bail, Context, Result};
-use pageout::api::{Bytes, Place, Spec};
+use pageout::api::{Backing, Bytes, Spec};
 use pageout::wire::{Kind, Message};
 use serde_json::Value;
 
@@ -56,8 +56,8 @@ impl Server {
     /// A device more. A path is the user's, from the root on: ours may be another directory. Returns lines for the user.
     fn switch_on(&mut self, spec: &str, path: PathBuf) -> Result<String> {
         let mut spec = Spec::parse(spec)?;
-        if let Place::Path(place) = &mut spec.place {
-            *place = path;
+        if let Backing::Path(given) = &mut spec.backing {
+            *given = path;
         }
         let serial = self.mounts.next_serial()?;
         let warnings = RefCell::new(String::new());

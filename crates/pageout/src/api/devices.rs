@@ -4,7 +4,7 @@
 
 use super::header::{Header, HeaderError};
 use super::memory::MemoryDevice;
-use super::spec::{NotASpec, Place, Spec};
+use super::spec::{Backing, NotASpec, Spec};
 use super::{Bytes, Error};
 use crate::device::{is_hole, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
@@ -43,17 +43,17 @@ impl Asked {
 
     /// Opens what the specification names; `index` is its place in the row of devices.
     pub(super) fn open(&self, index: usize) -> Result<Opened, Error> {
-        let (device, header) = match &self.spec.place {
-            Place::Memory => {
+        let (device, header) = match &self.spec.backing {
+            Backing::Memory => {
                 let size = self.spec.size.unwrap_or_else(available_memory);
                 let device =
                     MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
                 let size = device.len() as u64;
                 return self.opened(index, Box::new(device), size, 0);
             }
-            Place::Unnamed => (self.create_temporary()?, None),
-            Place::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
-            Place::Path(path) => (self.create(path)?, None),
+            Backing::Unnamed => (self.create_temporary()?, None),
+            Backing::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
+            Backing::Path(path) => (self.create(path)?, None),
         };
         // What lies behind the room that a header speaks of is not ours.
         let room = match &header {
@@ -77,7 +77,7 @@ impl Asked {
             // Like the kernel: devices without a priority come after those with one, in their order.
             priority: self.spec.priority.unwrap_or(-2 - index as i32),
             rotational: self.spec.rotational,
-            discard: self.spec.discard || self.spec.place == Place::Memory,
+            discard: self.spec.discard || self.spec.backing == Backing::Memory,
             first,
             ..DeviceConfig::new(0)
         };

@@ -54,5 +54,5 @@ pub use devices::{is_missing_disk, is_swapped_on};
 pub use error::Error;
 pub use header::{Header, HeaderError};
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
-pub use spec::{NotASpec, Place, Spec};
+pub use spec::{Backing, NotASpec, Spec};
 pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

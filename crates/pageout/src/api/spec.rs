@@ -18,7 +18,7 @@ const TAKES: &str = "takes PATH or mem, then any of ,size=8G ,pri=5 ,discard ,ro
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Where pages go.
-    pub place: Place,
+    pub backing: Backing,
     /// Most bytes that may be used.
     pub size: Option<Bytes>,
     /// Higher is used first.
@@ -31,7 +31,7 @@ pub struct Spec {
 
 /// Where pages go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum Backing {
     /// Memory that is not the program's.
     Memory,
     /// A file or block device.
@@ -61,7 +61,7 @@ impl core::error::Error for NotASpec {}
 impl Spec {
     /// A file without a name, at a place of the reader's choice.
     pub const fn unnamed() -> Self {
-        Self { place: Place::Unnamed, size: None, priority: None, discard: true, rotational: false }
+        Self { backing: Backing::Unnamed, size: None, priority: None, discard: true, rotational: false }
     }
 
     /// Reads a specification. No path can have a comma.
@@ -71,15 +71,15 @@ impl Spec {
 
     fn read(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
-        let place = match parts.next() {
+        let backing = match parts.next() {
             None | Some("") => return Err(TAKES.into()),
-            Some("mem") => Place::Memory,
+            Some("mem") => Backing::Memory,
             Some(name) if RESERVED.contains(&name) => {
                 return Err(format!("no memory is compressed yet; name a file of that name as ./{name}"));
             }
-            Some(path) => Place::Path(tagged(path).unwrap_or_else(|| path.into())),
+            Some(path) => Backing::Path(tagged(path).unwrap_or_else(|| path.into())),
         };
-        let mut spec = Self { place, discard: false, ..Self::unnamed() };
+        let mut spec = Self { backing, discard: false, ..Self::unnamed() };
         let mut given = Vec::new();
         for part in parts {
             let (name, value) =
@@ -144,22 +144,22 @@ mod tests {
     #[test]
     fn reads_all_of_it() {
         let spec = Spec::parse("/swap/a,size=1.5G,pri=5,discard,rotational").unwrap();
-        assert_eq!(spec.place, Place::Path("/swap/a".into()));
+        assert_eq!(spec.backing, Backing::Path("/swap/a".into()));
         assert_eq!(spec.size, Some(Bytes(3 << 29)));
         assert_eq!(spec.priority, Some(5));
         assert!(spec.discard && spec.rotational);
-        assert_eq!(Spec::parse("mem").unwrap().place, Place::Memory);
-        assert_eq!(Spec::parse("./mem").unwrap().place, Place::Path("./mem".into()));
-        let disk = Place::Path("/dev/disk/by-partuuid/3-02".into());
-        assert_eq!(Spec::parse("PARTUUID=3-02,pri=1").unwrap().place, disk);
-        assert_eq!(Spec::parse("./UUID=3").unwrap().place, Place::Path("./UUID=3".into()));
+        assert_eq!(Spec::parse("mem").unwrap().backing, Backing::Memory);
+        assert_eq!(Spec::parse("./mem").unwrap().backing, Backing::Path("./mem".into()));
+        let disk = Backing::Path("/dev/disk/by-partuuid/3-02".into());
+        assert_eq!(Spec::parse("PARTUUID=3-02,pri=1").unwrap().backing, disk);
+        assert_eq!(Spec::parse("./UUID=3").unwrap().backing, Backing::Path("./UUID=3".into()));
     }
 
     #[test]
     fn tags_name_the_links_that_udev_makes() {
-        let link = |text| match Spec::parse(text).unwrap().place {
-            Place::Path(path) => path.to_str().unwrap().to_string(),
-            place => panic!("{place:?}"),
+        let link = |text| match Spec::parse(text).unwrap().backing {
+            Backing::Path(path) => path.to_str().unwrap().to_string(),
+            backing => panic!("{backing:?}"),
         };
         assert_eq!(link("PARTLABEL=Linux swap"), "/dev/disk/by-partlabel/Linux\\x20swap");
         assert_eq!(link("PARTLABEL=Linux\\x20swap"), "/dev/disk/by-partlabel/Linux\\x20swap");

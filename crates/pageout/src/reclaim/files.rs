@@ -6,7 +6,7 @@
 //! chance of one in 4ⁿ. *Soon* is before as much has left as may be there, as the kernel's refault distance has it (workingset.c).
 
 use super::policy::Dice;
-use crate::space::discover::Device;
+use crate::space::discover::DeviceNumber;
 use alloc::collections::BTreeMap;
 use core::num::NonZeroU32;
 
@@ -38,17 +38,17 @@ pub enum Seen {
 
 /// A unit of a file. Its addresses say nothing of it: another file may be mapped there a moment later, and it elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unit {
+pub struct FileUnit {
     /// The file system, and the file's number there.
-    pub file: (Device, u64),
+    pub file: (DeviceNumber, u64),
     /// Which of the file's units.
     pub number: usize,
 }
 
 /// What is known of units.
 #[derive(Debug, Default)]
-pub struct Units {
-    known: BTreeMap<((Device, u64), usize), Together>,
+pub struct FileUnits {
+    known: BTreeMap<((DeviceNumber, u64), usize), Together>,
     /// How many of them were left when the others were forgotten.
     kept: usize,
     /// Units that have left so far, all kinds of memory together, and how many there may be.
@@ -56,7 +56,7 @@ pub struct Units {
     capacity: u32,
     turn: bool,
     /// The unit that was seen last in this round, and what came of it: it may be in parts.
-    last: Option<(Unit, Seen)>,
+    last: Option<(FileUnit, Seen)>,
     dice: Dice,
 }
 
@@ -77,7 +77,7 @@ struct State {
     stuck: u8,
 }
 
-impl Units {
+impl FileUnits {
     /// A round begins: in a `turn` each unit has its turn. So many units have left so far, all kinds of memory together (`clock`),
     /// and so many may be there.
     pub fn begin(&mut self, clock: u32, capacity: u32, turn: bool) {
@@ -95,7 +95,7 @@ impl Units {
     }
 
     /// A unit that left a moment ago is there again; false: that was known.
-    pub fn came_back(&mut self, unit: Unit) -> bool {
+    pub fn came_back(&mut self, unit: FileUnit) -> bool {
         let state = self.state(unit);
         let left = state.left.take().is_some();
         if left {
@@ -105,7 +105,7 @@ impl Units {
     }
 
     /// A unit is there.
-    pub fn visit(&mut self, unit: Unit, is_code: bool) -> Seen {
+    pub fn visit(&mut self, unit: FileUnit, is_code: bool) -> Seen {
         if let Some((_, seen)) = self.last.filter(|(last, _)| *last == unit) {
             return seen;
         }
@@ -137,12 +137,12 @@ impl Units {
     }
 
     /// A unit that was to leave has not.
-    pub fn stays(&mut self, unit: Unit) {
+    pub fn stays(&mut self, unit: FileUnit) {
         let state = self.state(unit);
         (state.left, state.stuck) = (None, STUCK);
     }
 
-    fn state(&mut self, unit: Unit) -> &mut State {
+    fn state(&mut self, unit: FileUnit) -> &mut State {
         const NEVER: State = State { left: None, heat: None, stuck: 0 };
         let together = self.known.entry((unit.file, unit.number / TOGETHER));
         let together = together.or_insert(Together { seen: 0, states: [NEVER; TOGETHER] });
@@ -164,18 +164,18 @@ impl Units {
 mod tests {
     use super::*;
 
-    fn unit(number: usize) -> Unit {
-        Unit { file: (Device { major: 8, minor: 1 }, 77), number }
+    fn unit(number: usize) -> FileUnit {
+        FileUnit { file: (DeviceNumber { major: 8, minor: 1 }, 77), number }
     }
 
-    fn round(units: &mut Units, clock: u32, turn: bool, number: usize) -> Seen {
+    fn round(units: &mut FileUnits, clock: u32, turn: bool, number: usize) -> Seen {
         units.begin(clock, 100, turn);
         units.visit(unit(number), false)
     }
 
     /// Turns until it leaves, on average of many units of one heat.
     fn turns(heat: u8) -> f64 {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         let many = 1000;
         let mut sum = 0;
         for unit in 0..many {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn only_in_its_turn() {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
         assert_eq!(units.visit(unit(7), false), Seen::Leaves, "another part of it");
         assert_eq!(round(&mut units, 50, false, 7), Seen::CameBack);
@@ -211,14 +211,14 @@ mod tests {
 
     #[test]
     fn what_comes_back_late_is_as_if_it_was_new() {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         assert_eq!(round(&mut units, 0, false, 7), Seen::Leaves);
         assert_eq!(round(&mut units, 101, false, 7), Seen::Leaves);
     }
 
     #[test]
     fn what_is_seen_soon_needs_no_round() {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         assert_eq!(round(&mut units, 1, false, 7), Seen::Leaves);
         assert!(units.came_back(unit(7)) && !units.came_back(unit(7)));
         assert_eq!(round(&mut units, 1000, false, 7), Seen::Stays);
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn code_stays_at_first_and_what_could_not_leave_for_some_turns() {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         units.begin(0, 100, true);
         assert_eq!(units.visit(unit(1), true), Seen::Stays);
         units.stays(unit(1));
@@ -236,13 +236,13 @@ mod tests {
 
     #[test]
     fn what_was_not_seen_for_long_is_forgotten() {
-        let mut units = Units::default();
+        let mut units = FileUnits::default();
         (0..FEW).for_each(|number| _ = round(&mut units, 0, false, number * TOGETHER));
         round(&mut units, 90, false, FEW * TOGETHER);
         units.begin(150, 100, false);
         units.forget();
         assert_eq!(units.known.len(), 1);
-        let other = Unit { file: (Device { major: 8, minor: 1 }, 78), number: FEW * TOGETHER };
+        let other = FileUnit { file: (DeviceNumber { major: 8, minor: 1 }, 78), number: FEW * TOGETHER };
         assert_eq!(units.visit(other, false), Seen::Leaves, "of another file");
     }
 }

@@ -14,16 +14,16 @@ use core::ops::Range;
 pub const HOLDS_MAX: u16 = u16::MAX;
 
 /// One unit of a range.
-struct Place {
+struct UnitAt {
     block_start: usize,
     /// Its first page in the block.
     first: usize,
 }
 
-fn units(start: usize, end: usize) -> impl Iterator<Item = Place> {
+fn units(start: usize, end: usize) -> impl Iterator<Item = UnitAt> {
     (start & !(UNIT - 1)..end).step_by(UNIT).map(|at| {
         let block_start = at & !(BLOCK - 1);
-        Place { block_start, first: (at - block_start) / PAGE }
+        UnitAt { block_start, first: (at - block_start) / PAGE }
     })
 }
 
@@ -32,7 +32,7 @@ impl<K: Kernel> Engine<K> {
     /// What is out stays out until it is touched. `false`: some unit is held [`HOLDS_MAX`] times, and nothing has changed.
     #[must_use]
     pub fn hold(&self, start: usize, end: usize) -> bool {
-        for Place { block_start, first } in units(start, end) {
+        for UnitAt { block_start, first } in units(start, end) {
             let mut block = self.space.block_or_new(block_start).lock();
             let unit = block.unit_or_new(first, &self.space.spares);
             if unit.held == HOLDS_MAX {
@@ -55,7 +55,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Ends one [`Engine::hold`] of the same range.
     pub fn release_hold(&self, start: usize, end: usize) {
-        for Place { block_start, first } in units(start, end) {
+        for UnitAt { block_start, first } in units(start, end) {
             let mut block = self.space.block_or_new(block_start).lock();
             let unit = block.unit_mut(first).expect("unit that is held");
             unit.held = unit.held.checked_sub(1).expect("as many releases as holds");
@@ -77,7 +77,7 @@ impl<K: Kernel> Engine<K> {
     pub fn cool(&self, start: usize, end: usize) {
         for (block_start, block) in self.space.blocks(start, end) {
             let mut block = block.lock();
-            for Place { first, .. } in units(start.max(block_start), end.min(block_start + BLOCK)) {
+            for UnitAt { first, .. } in units(start.max(block_start), end.min(block_start + BLOCK)) {
                 if let Some(unit) = block.unit_mut(first) {
                     unit.usage.heat = [0; 2];
                 }

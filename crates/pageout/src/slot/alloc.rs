@@ -1,7 +1,7 @@
 //! Giving slots out: the order of attempts.
 
 use super::device::{Device, Pick};
-use super::lists::Place;
+use super::lists::Listed;
 use super::spare::Memory;
 use super::{Cluster, Entry, Owner, Slots, CLUSTER_ORDER, CLUSTER_SLOTS, MAX_DEVICES};
 use crate::flaw::{makes, Flaw};
@@ -116,7 +116,7 @@ impl Slots {
         let Ok((device, index, cluster)) = self.locate(entry) else { return };
         let Some(state) = cluster.try_lock() else { return };
         let gives = device.is_on() && request.not & device.id.bit() == 0;
-        let holds = cluster.place() == Place::nonfull(request.order) && gives;
+        let holds = cluster.listed() == Listed::nonfull(request.order) && gives;
         if holds || makes(Flaw::HintBelieved) {
             self.fill(device, index, cluster, state, request, entry.offset_in_cluster());
         }
@@ -137,11 +137,11 @@ impl Slots {
         let ascending = device.is_rotational();
         let got = state.fill(base, order, (from, !ascending), &request.owner, request.out, done);
         request.done += got;
-        let now = cluster.place();
+        let now = cluster.listed();
         let to = if state.is_full() {
-            Place::FULL
-        } else if !request.is_done() && now == Place::nonfull(order) && !state.fits() {
-            Place::fragmented(order)
+            Listed::FULL
+        } else if !request.is_done() && now == Listed::nonfull(order) && !state.fits() {
+            Listed::fragmented(order)
         } else {
             now
         };
@@ -153,7 +153,7 @@ impl Slots {
             let next = if next < CLUSTER_SLOTS { base.at(next) } else { device.base_after(index) };
             device.bases[order as usize].store(next.raw(), Relaxed);
         } else if !ascending {
-            let stays = got > 0 && to == Place::nonfull(order);
+            let stays = got > 0 && to == Listed::nonfull(order);
             let hint = if stays { base.at(next % CLUSTER_SLOTS).raw() } else { 0 };
             self.cpus[request.cpu].hints[order as usize].store(hint, Relaxed);
         }
@@ -262,11 +262,11 @@ impl Slots {
         request: &mut Request<F>,
     ) -> bool {
         let mut state = cluster.lock();
-        let (place, order) = (cluster.place(), request.order);
+        let (listed, order) = (cluster.listed(), request.order);
         let usable = device.is_on()
-            && match place.is_bare() {
+            && match listed.is_bare() {
                 true => device.claim(index, cluster, &mut state, order),
-                false => place == Place::nonfull(order) || order == 0 && place.has_room(),
+                false => listed == Listed::nonfull(order) || order == 0 && listed.has_room(),
             };
         usable && self.fill(device, index, cluster, state, request, 0)
     }
@@ -295,7 +295,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
     fn run(&mut self) -> bool {
         let device = self.device;
         let order = self.request.order;
-        let (nonfull, spread) = (Place::nonfull(order), device.spread());
+        let (nonfull, spread) = (Listed::nonfull(order), device.spread());
         let own = self.request.cpu % spread;
         if device.is_rotational() && self.ascend() {
             return true;
@@ -309,18 +309,18 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         if tight && self.others(own, nonfull) {
             return true;
         }
-        if self.list(own, Place::FREE)
-            || self.adopt(own, None) && self.list(own, Place::FREE)
+        if self.list(own, Listed::FREE)
+            || self.adopt(own, None) && self.list(own, Listed::FREE)
             || self.others(own, nonfull)
-            || self.others(own, Place::FREE)
-            || self.all(own, Place::DISCARD)
+            || self.others(own, Listed::FREE)
+            || self.all(own, Listed::DISCARD)
         {
             return true;
         }
         // A fragmented cluster has no run of its order, and leaves that list when one appears.
         order == 0
-            && ((1..=CLUSTER_ORDER).any(|larger| self.all(own, Place::fragmented(larger)))
-                || (1..=CLUSTER_ORDER).any(|larger| self.all(own, Place::nonfull(larger))))
+            && ((1..=CLUSTER_ORDER).any(|larger| self.all(own, Listed::fragmented(larger)))
+                || (1..=CLUSTER_ORDER).any(|larger| self.all(own, Listed::nonfull(larger))))
     }
 
     fn adopt(&mut self, own: usize, trunk: Option<u32>) -> bool {
@@ -331,19 +331,19 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         adopted.unwrap_or(false)
     }
 
-    fn all(&mut self, own: usize, place: Place) -> bool {
-        self.list(own, place) || self.others(own, place)
+    fn all(&mut self, own: usize, listed: Listed) -> bool {
+        self.list(own, listed) || self.others(own, listed)
     }
 
-    fn others(&mut self, own: usize, place: Place) -> bool {
+    fn others(&mut self, own: usize, listed: Listed) -> bool {
         let spread = self.device.spread();
-        (1..spread).any(|i| self.list((own + i) % spread, place))
+        (1..spread).any(|i| self.list((own + i) % spread, listed))
     }
 
     /// A cluster of one list. Those that turn out to have no run of the order leave it.
-    fn list(&mut self, shard: usize, place: Place) -> bool {
+    fn list(&mut self, shard: usize, listed: Listed) -> bool {
         loop {
-            match self.device.pick(shard, place, self.request.order) {
+            match self.device.pick(shard, listed, self.request.order) {
                 Pick::Got(index, cluster, state) => {
                     if !self.device.is_on() {
                         self.give_back(index, cluster, state);
@@ -369,7 +369,7 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
 
     /// Puts a cluster back that was picked from a device which is off by now.
     fn give_back(&self, index: u32, cluster: &Cluster, mut state: Guard<'_, super::cluster::State>) {
-        let to = state.home(cluster.place(), false);
+        let to = state.home(cluster.listed(), false);
         let leftover = self.device.move_to(index, cluster, &mut state, to, || ());
         drop(state);
         self.slots.spares.give(leftover.table);
@@ -381,16 +381,16 @@ impl<F: Fn(usize) -> Owner> Search<'_, '_, '_, F> {
         let order = self.request.order;
         let base = Entry::from_raw(device.bases[order as usize].load(Relaxed)).unwrap_or(device.base(0));
         let (first, from) = (base.cluster(), base.offset_in_cluster());
-        if device.get(first).is_none_or(|cluster| cluster.place() == Place::ABSENT) {
+        if device.get(first).is_none_or(|cluster| cluster.listed() == Listed::ABSENT) {
             self.adopt(0, Some(device.trunk_of(first)));
         }
         for (index, cluster) in device.clusters(first).take(ASCEND_CLUSTERS) {
             let from = if index == first { from } else { 0 };
-            while cluster.place() == Place::nonfull(order) || cluster.place() == Place::FREE {
+            while cluster.listed() == Listed::nonfull(order) || cluster.listed() == Listed::FREE {
                 let mut state = cluster.lock();
-                let usable = match cluster.place() {
-                    Place::FREE if device.is_on() => device.claim(index, cluster, &mut state, order),
-                    place => place == Place::nonfull(order) && device.is_on(),
+                let usable = match cluster.listed() {
+                    Listed::FREE if device.is_on() => device.claim(index, cluster, &mut state, order),
+                    listed => listed == Listed::nonfull(order) && device.is_on(),
                 };
                 if usable {
                     if slots.fill(device, index, cluster, state, self.request, from) {

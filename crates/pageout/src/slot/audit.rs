@@ -2,7 +2,7 @@
 
 use super::cluster::NOBODY;
 use super::device::Device;
-use super::lists::Place;
+use super::lists::Listed;
 use super::{Slots, MAX_DEVICES};
 use crate::sync::atomic::Ordering::Relaxed;
 
@@ -19,16 +19,16 @@ impl Slots {
         for (index, cluster) in device.clusters(0) {
             let mut state = cluster.lock();
             state.audit();
-            let place = cluster.place();
-            let bare = place.is_bare() || !place.is_list();
-            assert_eq!(bare, state.is_empty() && !state.has_table(), "cluster {index} at {place:?}");
-            if place.is_list() && !bare {
-                let home = state.home(place, false);
-                assert_eq!(place, home, "cluster {index} is not where it belongs");
+            let listed = cluster.listed();
+            let bare = listed.is_bare() || !listed.is_list();
+            assert_eq!(bare, state.is_empty() && !state.has_table(), "cluster {index} at {listed:?}");
+            if listed.is_list() && !bare {
+                let home = state.home(listed, false);
+                assert_eq!(listed, home, "cluster {index} is not where it belongs");
             }
         }
         let listed: usize = (0..device.spread()).map(|shard| device.audit_shard(shard)).sum();
-        let placed = device.clusters(0).filter(|(_, cluster)| cluster.place().is_list()).count();
+        let placed = device.clusters(0).filter(|(_, cluster)| cluster.listed().is_list()).count();
         assert_eq!(listed, placed, "lists hold what says it is on them");
         let available = self.available.load(Relaxed) & device.id.bit() != 0;
         assert!(available || !device.is_on() || !device.has_room(), "{:?} hides its room", device.id);
@@ -41,17 +41,17 @@ impl Device {
         let shard = self.shard(shard);
         let lists = shard.lock();
         let mut total = 0;
-        for place in Place::all() {
-            let (mut index, mut last, mut n) = (lists.first(place), NOBODY, 0);
+        for listed in Listed::all() {
+            let (mut index, mut last, mut n) = (lists.first(listed), NOBODY, 0);
             while index != NOBODY {
                 let cluster = self.get(index).expect("a cluster on a list was made");
-                assert_eq!(cluster.place(), place, "cluster {index} is on a list that it does not name");
+                assert_eq!(cluster.listed(), listed, "cluster {index} is on a list that it does not name");
                 assert_eq!(cluster.prev.load(Relaxed), last, "cluster {index} knows who is before it");
                 (last, index, n) = (index, cluster.next.load(Relaxed), n + 1);
-                assert!(n <= lists.len(place), "{place:?} is a circle or longer than it says");
+                assert!(n <= lists.len(listed), "{listed:?} is a circle or longer than it says");
             }
-            assert_eq!(n, lists.len(place), "{place:?} is shorter than it says");
-            assert_eq!(n != 0, shard.may_have(place), "{place:?} is not told of as it is");
+            assert_eq!(n, lists.len(listed), "{listed:?} is shorter than it says");
+            assert_eq!(n != 0, shard.may_have(listed), "{listed:?} is not told of as it is");
             total += n as usize;
         }
         total

@@ -1,8 +1,8 @@
 //! A cluster: the lock under which its slots change, and what is known of them.
 //!
 //! The descriptor lives as long as the allocator, so a stale entry or hint always finds a lock to take
-//! and looks at `place` under it. `place` and the links belong to the lists: they change only with both
-//! the cluster's lock and the lock of its shard's lists held, so either is enough to read `place`.
+//! and looks at `listed` under it. `listed` and the links belong to the lists: they change only with both
+//! the cluster's lock and the lock of its shard's lists held, so either is enough to read `listed`.
 //!
 //! Invariants, when the cluster's lock is free: no slot is used if and only if the cluster is free,
 //! waits for discard, is being discarded or absent (but for clusters with bad slots, which are never
@@ -11,7 +11,7 @@
 
 use core::mem;
 
-use super::lists::Place;
+use super::lists::Listed;
 use super::table::{one, One, Table, Word};
 use super::{Entry, LockClass, Owner, WrongEntry, CLUSTER_ORDER, CLUSTER_SLOTS};
 use crate::flaw::{makes, Flaw};
@@ -31,7 +31,7 @@ pub(super) struct Cluster {
     pub(super) prev: AtomicU32,
     /// The shard that it is listed in; changes only while it is absent.
     shard: AtomicU16,
-    place: AtomicU8,
+    listed: AtomicU8,
 }
 
 impl Cluster {
@@ -41,7 +41,7 @@ impl Cluster {
             next: AtomicU32::new(NOBODY),
             prev: AtomicU32::new(NOBODY),
             shard: AtomicU16::new(0),
-            place: AtomicU8::new(Place::ABSENT.0),
+            listed: AtomicU8::new(Listed::ABSENT.0),
         }
     }
 
@@ -63,13 +63,13 @@ impl Cluster {
     }
 
     /// The list that the cluster is on. Without its lock or its shard's, a guess.
-    pub(super) fn place(&self) -> Place {
-        Place(self.place.load(Relaxed))
+    pub(super) fn listed(&self) -> Listed {
+        Listed(self.listed.load(Relaxed))
     }
 
     /// Only with both locks held.
-    pub(super) fn set_place(&self, place: Place) {
-        self.place.store(place.0, Relaxed);
+    pub(super) fn set_listed(&self, listed: Listed) {
+        self.listed.store(listed.0, Relaxed);
     }
 }
 
@@ -349,21 +349,21 @@ impl State {
 
     /// The list where the cluster belongs, now that slots of it were given or freed. From a nonfull list
     /// it goes only when it is empty or full: whether a run is left is found out by who looks for one.
-    pub(super) fn home(&mut self, now: Place, discard: bool) -> Place {
+    pub(super) fn home(&mut self, now: Listed, discard: bool) -> Listed {
         if self.is_empty() {
-            return if discard { Place::DISCARD } else { Place::FREE };
+            return if discard { Listed::DISCARD } else { Listed::FREE };
         }
         if self.is_full() {
-            return Place::FULL;
+            return Listed::FULL;
         }
         if self.used == 0 {
             // Bad slots alone: a new start as a cluster for single pages.
             self.order = 0;
         }
-        if now == Place::nonfull(self.order) || self.fits() {
-            Place::nonfull(self.order)
+        if now == Listed::nonfull(self.order) || self.fits() {
+            Listed::nonfull(self.order)
         } else {
-            Place::fragmented(self.order)
+            Listed::fragmented(self.order)
         }
     }
 }

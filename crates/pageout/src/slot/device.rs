@@ -16,7 +16,7 @@ use core::ops::Range;
 use once_cell::race::OnceBox;
 
 use super::cluster::{Cluster, Leftover, State};
-use super::lists::{Find, Lists, Place, Shard};
+use super::lists::{Find, Listed, Lists, Shard};
 use super::spare::{Memory, Spares};
 use super::table::{one, One, Table};
 use super::trunks::TrunkSet;
@@ -289,11 +289,11 @@ impl Device {
         index: u32,
         cluster: &Cluster,
         state: &mut State,
-        to: Place,
+        to: Listed,
         room: impl FnOnce(),
     ) -> Leftover {
         let mut leftover = Leftover::default();
-        let from = cluster.place();
+        let from = cluster.listed();
         let shard = &self.shards[cluster.shard()];
         let mut lists = shard.lock();
         lists.place(self, index, cluster, to);
@@ -309,7 +309,7 @@ impl Device {
     }
 
     /// Takes the first cluster of a list of a shard that nobody works in, for `order`.
-    pub(super) fn pick(&self, shard: usize, from: Place, order: u8) -> Pick<'_> {
+    pub(super) fn pick(&self, shard: usize, from: Listed, order: u8) -> Pick<'_> {
         let shard = &self.shards[shard];
         if !shard.may_have(from) {
             return Pick::Empty;
@@ -348,7 +348,7 @@ impl Device {
         state.table = Some(table);
         state.order = order;
         // The whole cluster goes to one run: it is full as soon as the lock is free again.
-        let to = if super::cluster::fills(order) { Place::FULL } else { Place::nonfull(order) };
+        let to = if super::cluster::fills(order) { Listed::FULL } else { Listed::nonfull(order) };
         lists.place(self, index, cluster, to);
         true
     }
@@ -363,12 +363,12 @@ impl Device {
     }
 
     /// The first cluster of a list of a shard, not locked: a guess.
-    pub(super) fn first_of(&self, shard: usize, place: Place) -> Option<(u32, &Cluster)> {
+    pub(super) fn first_of(&self, shard: usize, listed: Listed) -> Option<(u32, &Cluster)> {
         let shard = &self.shards[shard];
-        if !shard.may_have(place) {
+        if !shard.may_have(listed) {
             return None;
         }
-        let index = shard.lock().first(place);
+        let index = shard.lock().first(listed);
         self.get(index).map(|cluster| (index, cluster))
     }
 
@@ -429,12 +429,12 @@ impl Device {
             let cluster = self.cluster(index);
             let mut state = cluster.lock();
             cluster.set_shard(shard);
-            let mut to = Place::FREE;
+            let mut to = Listed::FREE;
             if (first, end) != (0, CLUSTER_SLOTS) {
                 // Never whole, so never free: it starts as a cluster for single pages.
                 state.table = tables.next();
                 state.trim(first, end);
-                to = Place::nonfull(0);
+                to = Listed::nonfull(0);
             }
             let _ = self.move_to(index, cluster, &mut state, to, &mut room);
         }
@@ -519,7 +519,7 @@ impl Device {
         let mut trunks = self.trunks.lock();
         let Trunks { owned, fresh } = &*trunks;
         let seems_empty = |&number: &u32| {
-            let is_bare = |index| self.get(index).is_some_and(|cluster| cluster.place().is_bare());
+            let is_bare = |index| self.get(index).is_some_and(|cluster| cluster.listed().is_bare());
             self.is_whole(number) && (fresh.contains(number) || self.clusters_of(number).all(is_bare))
         };
         let goes = |&number: &u32| fresh.contains(number) || self.empty_trunk(number);
@@ -537,9 +537,9 @@ impl Device {
         let taken = clusters.clone().find(|&index| {
             let cluster = self.cluster(index);
             let mut state = cluster.lock();
-            let in_use = !cluster.place().is_bare() && !makes(Flaw::TrunkUnsure);
+            let in_use = !cluster.listed().is_bare() && !makes(Flaw::TrunkUnsure);
             if !in_use {
-                let _ = self.move_to(index, cluster, &mut state, Place::ABSENT, || ());
+                let _ = self.move_to(index, cluster, &mut state, Listed::ABSENT, || ());
             }
             in_use
         });
@@ -547,7 +547,7 @@ impl Device {
         for index in clusters.start..taken.unwrap_or(clusters.start) {
             let cluster = self.cluster(index);
             let mut state = cluster.lock();
-            let to = if self.discards() { Place::DISCARD } else { Place::FREE };
+            let to = if self.discards() { Listed::DISCARD } else { Listed::FREE };
             let _ = self.move_to(index, cluster, &mut state, to, || ());
         }
         taken.is_none()
@@ -566,8 +566,8 @@ impl Device {
         let mut trunks = self.trunks.lock();
         for (index, cluster) in self.clusters(0) {
             let mut state = cluster.lock();
-            if cluster.place() != Place::ABSENT {
-                let first = self.move_to(index, cluster, &mut state, Place::ABSENT, || ());
+            if cluster.listed() != Listed::ABSENT {
+                let first = self.move_to(index, cluster, &mut state, Listed::ABSENT, || ());
                 let second = state.reset();
                 drop(state);
                 drop((first, second));

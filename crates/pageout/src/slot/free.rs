@@ -2,7 +2,7 @@
 
 use super::cluster::{Continued, Leftover, State};
 use super::device::Device;
-use super::lists::Place;
+use super::lists::Listed;
 use super::{Cluster, Entry, Owner, Slots, WrongEntry};
 use crate::flaw::{makes, Flaw};
 use crate::sync::Guard;
@@ -82,7 +82,7 @@ impl Slots {
         mut state: Guard<'a, State>,
         leftover: Leftover,
     ) {
-        let now = cluster.place();
+        let now = cluster.listed();
         let to = if now.is_list() { state.home(now, device.discards()) } else { now };
         let mut table = Leftover::default();
         if makes(Flaw::MoveUnlocked) {
@@ -122,12 +122,12 @@ impl Slots {
     pub fn take_discard(&self, id: super::DeviceId) -> Option<Entry> {
         let device = self.device(id)?;
         (0..device.spread()).find_map(|shard| {
-            let (index, cluster) = device.first_of(shard, Place::DISCARD)?;
+            let (index, cluster) = device.first_of(shard, Listed::DISCARD)?;
             let mut state = cluster.lock();
-            if cluster.place() != Place::DISCARD && !makes(Flaw::DiscardUnsure) {
+            if cluster.listed() != Listed::DISCARD && !makes(Flaw::DiscardUnsure) {
                 return None;
             }
-            let _ = device.move_to(index, cluster, &mut state, Place::DISCARDING, || ());
+            let _ = device.move_to(index, cluster, &mut state, Listed::DISCARDING, || ());
             Some(device.base(index))
         })
     }
@@ -136,8 +136,8 @@ impl Slots {
     pub fn discarded(&self, entry: Entry) {
         let Ok((device, index, cluster)) = self.locate(entry) else { return };
         let mut state = cluster.lock();
-        if cluster.place() == Place::DISCARDING {
-            let _ = device.move_to(index, cluster, &mut state, Place::FREE, || self.mark_available(device));
+        if cluster.listed() == Listed::DISCARDING {
+            let _ = device.move_to(index, cluster, &mut state, Listed::FREE, || self.mark_available(device));
         }
     }
 }

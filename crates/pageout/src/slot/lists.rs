@@ -17,9 +17,9 @@ pub static LIST_LOCKS: LockClass = LockClass::new();
 
 /// Where a cluster is: on one of the lists, or on none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place(pub(super) u8);
+pub(super) struct Listed(pub(super) u8);
 
-impl Place {
+impl Listed {
     /// Nothing used; one of these serves any order next.
     pub(super) const FREE: Self = Self(0);
     /// Nothing used; the device has not been told yet.
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-const _: () = assert!(Place::LISTS < 31, "a list has a bit in Shard::occupied");
+const _: () = assert!(Listed::LISTS < 31, "a list has a bit in Shard::occupied");
 
 /// Bit of `Shard::occupied` that says: fewer than an eighth of the clusters are free.
 const TIGHT: u32 = 1 << 31;
@@ -86,7 +86,7 @@ struct Ends {
 }
 
 pub(super) struct Lists {
-    ends: [Ends; Place::LISTS],
+    ends: [Ends; Listed::LISTS],
     /// A bit for each list that has members.
     members: u32,
     clusters: u32,
@@ -99,16 +99,16 @@ pub(super) trait Find {
 }
 
 impl Lists {
-    pub(super) fn first(&self, place: Place) -> u32 {
-        self.ends[place.0 as usize].first
+    pub(super) fn first(&self, listed: Listed) -> u32 {
+        self.ends[listed.0 as usize].first
     }
 
-    pub(super) fn len(&self, place: Place) -> u32 {
-        self.ends[place.0 as usize].len
+    pub(super) fn len(&self, listed: Listed) -> u32 {
+        self.ends[listed.0 as usize].len
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.members & !Place::FULL.bit() != 0
+        self.members & !Listed::FULL.bit() != 0
     }
 
     pub(super) fn spare(&mut self) -> &mut Chain {
@@ -125,8 +125,8 @@ impl Lists {
     }
 
     /// Moves the cluster to the end of another list, or of its own. The caller holds its lock too.
-    pub(super) fn place(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Place) {
-        let from = cluster.place();
+    pub(super) fn place(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Listed) {
+        let from = cluster.listed();
         if from == to && to.is_list() && self.ends[to.0 as usize].last == index {
             return;
         }
@@ -136,12 +136,12 @@ impl Lists {
         if to.is_list() {
             self.link_last(find, index, cluster, to);
         }
-        self.clusters += u32::from(from == Place::ABSENT);
-        self.clusters -= u32::from(to == Place::ABSENT);
-        cluster.set_place(to);
+        self.clusters += u32::from(from == Listed::ABSENT);
+        self.clusters -= u32::from(to == Listed::ABSENT);
+        cluster.set_listed(to);
     }
 
-    fn link_last(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Place) {
+    fn link_last(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Listed) {
         let ends = &mut self.ends[to.0 as usize];
         cluster.prev.store(ends.last, Relaxed);
         cluster.next.store(NOBODY, Relaxed);
@@ -154,7 +154,7 @@ impl Lists {
         self.members |= to.bit();
     }
 
-    fn unlink(&mut self, find: &impl Find, cluster: &Cluster, from: Place) {
+    fn unlink(&mut self, find: &impl Find, cluster: &Cluster, from: Listed) {
         let ends = &mut self.ends[from.0 as usize];
         let (prev, next) = (cluster.prev.load(Relaxed), cluster.next.load(Relaxed));
         match prev {
@@ -173,7 +173,7 @@ impl Lists {
 
     /// The bits of `Shard::occupied`.
     fn summary(&self) -> u32 {
-        let tight = if self.len(Place::FREE) * 8 < self.clusters { TIGHT } else { 0 };
+        let tight = if self.len(Listed::FREE) * 8 < self.clusters { TIGHT } else { 0 };
         self.members | tight
     }
 }
@@ -191,7 +191,7 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        let ends = [Ends { first: NOBODY, last: NOBODY, len: 0 }; Place::LISTS];
+        let ends = [Ends { first: NOBODY, last: NOBODY, len: 0 }; Listed::LISTS];
         let lists = Lists { ends, members: 0, clusters: 0, spare: Chain::default() };
         Self { lists: Lock::new(lists, &LIST_LOCKS), occupied: Occupied(AtomicU32::new(0)) }
     }
@@ -209,8 +209,8 @@ impl Shard {
     }
 
     /// Whether the list seems to have members.
-    pub(super) fn may_have(&self, place: Place) -> bool {
-        self.occupied.0.load(Relaxed) & place.bit() != 0
+    pub(super) fn may_have(&self, listed: Listed) -> bool {
+        self.occupied.0.load(Relaxed) & listed.bit() != 0
     }
 
     /// Whether nearly all of the shard's clusters are in use.

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::device::{Device, DeviceConfig, NoMemory};
-use super::lists::Place;
+use super::lists::Listed;
 use super::spare::Memory;
 use super::table::one;
 use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_CLUSTERS};
@@ -58,7 +58,7 @@ impl core::error::Error for SwapoffError {}
 
 /// How full a device is. Taken while others work: each number held at some time, not all at the same.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Usage {
+pub struct DeviceUsage {
     /// Slots that the device has, those of a header and bad ones included.
     pub slots: u64,
     /// Slots in use.
@@ -162,7 +162,7 @@ impl Slots {
             _ if makes(Flaw::EndUnsure) => {}
             used => return Err(SwapoffError::InUse(used)),
         }
-        if device.clusters(0).any(|(_, cluster)| cluster.place() == Place::DISCARDING) {
+        if device.clusters(0).any(|(_, cluster)| cluster.listed() == Listed::DISCARDING) {
             return Err(SwapoffError::Discarding);
         }
         device.renew();
@@ -200,16 +200,16 @@ impl Slots {
     }
 
     /// How full a device is. Looks at every cluster that was ever used: for people, not for decisions.
-    pub fn usage(&self, id: DeviceId) -> Option<Usage> {
+    pub fn usage(&self, id: DeviceId) -> Option<DeviceUsage> {
         let device = self.device_on(id)?;
-        let free = device.clusters(0).filter(|(_, cluster)| cluster.place().is_bare()).count() as u64;
+        let free = device.clusters(0).filter(|(_, cluster)| cluster.listed().is_bare()).count() as u64;
         let (end, trunk) = (device.end(), device.trunk_slots());
         let (slots, fresh) = {
             let trunks = device.trunks();
             let slots = trunks.owned.iter().map(|number| (end - u64::from(number) * trunk).min(trunk)).sum();
             (slots, trunks.fresh.iter().count() as u64)
         };
-        Some(Usage {
+        Some(DeviceUsage {
             slots,
             used: self.count_used(device),
             free_clusters: free + fresh * trunk / CLUSTER_SLOTS as u64,

@@ -62,8 +62,8 @@ impl<'a> Area<'a> {
     }
 
     /// The file system that its file is on.
-    pub fn device(&self) -> Option<Device> {
-        Device::parse(self.backing.split(|b| *b == b' ').nth(1)?, 16)
+    pub fn device(&self) -> Option<DeviceNumber> {
+        DeviceNumber::parse(self.backing.split(|b| *b == b' ').nth(1)?, 16)
     }
 
     /// The number of its file there.
@@ -90,14 +90,14 @@ fn hex(digits: &[u8]) -> Option<usize> {
 
 /// Where a file system is, by its numbers; the first is 0 where that is no block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device {
+pub struct DeviceNumber {
     /// Of the driver.
     pub major: u32,
     /// Of those of one driver.
     pub minor: u32,
 }
 
-impl Device {
+impl DeviceNumber {
     fn parse(field: &[u8], radix: u32) -> Option<Self> {
         let (major, minor) = core::str::from_utf8(field).ok()?.split_once(':')?;
         let [major, minor] = [major, minor].map(|digits| u32::from_str_radix(digits, radix).ok());
@@ -107,11 +107,11 @@ impl Device {
 
 /// A line of `/proc/self/mountinfo`: the file system's device, and whether its files take as much memory whether they are used or
 /// not, or are none.
-pub fn mounted(line: &[u8]) -> Option<(Device, bool)> {
+pub fn mounted(line: &[u8]) -> Option<(DeviceNumber, bool)> {
     const IN_MEMORY: [&[u8]; 7] =
         [b"tmpfs", b"ramfs", b"rootfs", b"devtmpfs", b"hugetlbfs", b"proc", b"sysfs"];
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = Device::parse(fields.nth(2)?, 10)?;
+    let device = DeviceNumber::parse(fields.nth(2)?, 10)?;
     fields.find(|field| *field == b"-")?;
     Some((device, IN_MEMORY.contains(&fields.next()?)))
 }
@@ -335,8 +335,8 @@ mod tests {
     fn files_in_memory_are_told_by_their_file_system() {
         let area = Area::parse(b"7f00-7f01 r--s 00020000 fe:1a 77 /data").unwrap();
         assert_eq!((area.offset(), area.inode()), (0x2_0000, Some(77)));
-        assert_eq!(area.device(), Some(Device { major: 0xfe, minor: 0x1a }));
-        let shm = Device { major: 0, minor: 41 };
+        assert_eq!(area.device(), Some(DeviceNumber { major: 0xfe, minor: 0x1a }));
+        let shm = DeviceNumber { major: 0, minor: 41 };
         assert_eq!(mounted(b"36 35 0:41 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"), Some((shm, true)));
         assert_eq!(mounted(b"36 35 0:41 / /mnt rw - btrfs /dev/vda rw"), Some((shm, false)));
         assert_eq!(mounted(b"36 35 0:41 / /mnt rw"), None);
