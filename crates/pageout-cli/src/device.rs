@@ -124,6 +124,11 @@ impl Device {
         self.path.as_ref().map_or_else(|| self.name.clone(), |path| path.display().to_string())
     }
 
+    /// Is it memory, which counts elsewhere?
+    pub fn is_memory(&self) -> bool {
+        self.is_memory
+    }
+
     /// What `swapon --show` would call its type.
     pub fn kind(&self) -> &'static str {
         match (self.is_block_device, &self.path) {

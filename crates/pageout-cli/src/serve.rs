@@ -179,6 +179,11 @@ impl Client {
                     let most = Bytes(most);
                     format!("it may write files up to {most}, and so swap, memory too: raise ulimit -Hf")
                 }
+                _ if mounts.iter().all(|(_, mount)| mount.device.is_memory()) => {
+                    "swap is memory itself, and there may be no more of that: look at what the control group or the \
+                     machine has left, or give a file with -s"
+                        .into()
+                }
                 _ => "look whether its file system is full or read-only, and for errors of the disk (dmesg)"
                     .into(),
             };

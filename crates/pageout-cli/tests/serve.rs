@@ -954,6 +954,7 @@ fn data_that_are_lost_or_stay_are_told_of_once() {
         let mut command = prepared(&place, "loser", &["-s", "mem,size=64M", "--"]);
         let ended = finish(command.envs(at_once.then_some(("AT_ONCE", "1"))));
         assert!(ended.err.contains("could not be written to swap"), "{}", ended.err);
+        assert!(ended.err.contains("swap is memory itself"), "{}", ended.err);
         let lost = "cannot be read back from swap as it was (first: mem at byte 20480), and raises SIGBUS";
         assert!(ended.err.contains(lost), "{}", ended.err);
         assert!(ended.err.contains("refused to unmap it"), "{}", ended.err);
