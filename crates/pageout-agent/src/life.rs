@@ -122,8 +122,9 @@ pub struct Life {
     /// The thread that evicts, and whether it is to hurry.
     evictor: u32,
     hurried: bool,
-    /// What could not go at the last count, in bytes.
+    /// What could not go at the last count, in bytes; when (ns) it is counted again.
     unmanaged: u64,
+    next_count: u64,
     /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
     over: Option<(u64, u64, u64)>,
     /// How much of it was told.
@@ -176,6 +177,7 @@ impl Life {
             evictor: 0,
             hurried: false,
             unmanaged: 0,
+            next_count: 0,
             over: None,
             told_over: 0,
         }
@@ -462,16 +464,12 @@ impl Life {
     /// Looks after the program from then on.
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
-        let mut still = 0u64;
-        let mut last = 0;
-        let mut faults = 0;
-        let mut short_until = 0;
-        let mut next_count = 0;
+        let (mut still, mut last) = (0, 0);
+        let (mut faults, mut short_until) = (0, 0);
         loop {
             engine.stock();
             let mark = engine.budget.mark();
             let seen = self.look(&engine.kernel);
-            let resident = seen.resident;
             let now = engine.kernel.now();
             // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.
             let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
@@ -482,54 +480,24 @@ impl Life {
             self.keep_unasked_back(seen);
             let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
             engine.set_limit(self.files.look(keeper, seen, allowed, least));
-            engine.measured(resident, mark);
-            if now >= next_count {
-                self.count_unmanaged(keeper, seen);
-                self.tell_of_forks(keeper);
-                let counted = engine.kernel.now();
-                let over = (resident * PAGE) as u64 > allowance;
-                let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
-                next_count = counted + rest.min(COUNT_EVERY);
-            }
+            engine.measured(seen.resident, mark);
+            self.count_in_time(keeper, seen, allowance, now);
             {
                 let mut policy = engine.policy.lock();
                 policy.reserve();
                 policy.unpark_in_time(now);
             }
-            // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
-            // that no fault announces.
-            still = (still + 1).min(12);
             let over = -engine.budget.get() * PAGE as i64;
             // A device that failed may fail for long.
             let has_place = !engine.place.is_full() && self.stats.write_errors.load(Ordering::Relaxed) == 0;
             self.part.tell_excess(over.max(0) as u64, has_place);
-            let changes = engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
-            let mappings = (seen.size, seen.data, changes);
             let is_over = over.max(self.part.over() as i64);
-            let rest =
-                if is_over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
-            if mappings != self.scanned && now >= self.scan_ended + rest {
-                self.scanned = mappings;
-                self.look_around(keeper, is_over);
-                self.scan_ended = engine.kernel.now();
-                self.scan_took = self.scan_ended - now;
-                still = 0;
-            } else if resident > last + 1024 {
-                still = 0;
-            }
+            // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
+            // that no fault announces.
+            let changes = self.scan_in_time(keeper, seen, is_over, now) || seen.resident > last + 1024;
+            (still, last) = (if changes { 0 } else { (still + 1).min(12) }, seen.resident);
             let holds = is_over < self.settings.limit_bytes as i64 / 128;
-            let calm = holds && still >= CALM;
-            keeper.queue.set_calm(self.evictor, calm);
-            // Beside threads that are as busy the evictor may wait for a CPU longer than the slack lasts.
-            let far_over = over > FAR_OVER;
-            if far_over || self.hurried {
-                self.hurried = far_over;
-                sys::call_first(self.evictor, far_over);
-            }
-            if engine.pressed() {
-                engine.kick();
-            }
-            last = resident;
+            self.lead_evictor(keeper, over, holds && still >= CALM);
             self.count_locks();
             keeper.settle_bequests();
             keeper.come_apart();
@@ -538,6 +506,48 @@ impl Life {
             let longest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);
             let nap = if holds { self.nap(nap, longest, now) } else { nap };
             self.pause(nap.max(LOOK_OF_EACH * self.part.alive()));
+        }
+    }
+
+    /// Counts what cannot go, if it is time.
+    fn count_in_time(&mut self, keeper: &Keeper, seen: Statm, allowance: u64, now: u64) {
+        if now < self.next_count {
+            return;
+        }
+        self.count_unmanaged(keeper, seen);
+        self.tell_of_forks(keeper);
+        let counted = keeper.engine.kernel.now();
+        let over = (seen.resident * PAGE) as u64 > allowance;
+        let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+        self.next_count = counted + rest.min(COUNT_EVERY);
+    }
+
+    /// Looks for what is new, if mappings have changed and it is time; `over`: so many bytes are too much.
+    fn scan_in_time(&mut self, keeper: &'static Keeper, seen: Statm, over: i64, now: u64) -> bool {
+        let changes = keeper.engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
+        let mappings = (seen.size, seen.data, changes);
+        let rest = if over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
+        if mappings == self.scanned || now < self.scan_ended + rest {
+            return false;
+        }
+        self.scanned = mappings;
+        self.look_around(keeper, over);
+        self.scan_ended = keeper.engine.kernel.now();
+        self.scan_took = self.scan_ended - now;
+        true
+    }
+
+    /// How the evictor is to go to work: calm or not, or before others, by how many bytes are too much.
+    fn lead_evictor(&mut self, keeper: &Keeper, over: i64, calm: bool) {
+        keeper.queue.set_calm(self.evictor, calm);
+        // Beside threads that are as busy it may wait for a CPU longer than the slack lasts.
+        let far_over = over > FAR_OVER;
+        if far_over || self.hurried {
+            self.hurried = far_over;
+            sys::call_first(self.evictor, far_over);
+        }
+        if keeper.engine.pressed() {
+            keeper.engine.kick();
         }
     }
 
