@@ -365,47 +365,10 @@ impl Opened {
     /// A file or block device of the user's.
     fn existing(path: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = path.display().to_string();
-        let about = fs::metadata(path).map_err(|e| cannot(&name, "be reached", &e))?;
-        let kind = about.file_type();
-        if kind.is_dir() {
-            bail!("{name}: is a directory; name a file in it, {}", path.join("swap").display());
-        }
-        if !kind.is_file() && !kind.is_block_device() {
-            bail!("{name}: neither a file nor a block device; name one of these");
-        }
-        if kind.is_file() {
-            safe_directory(path, &name)?;
-        }
-        // Names of disks are links often (/dev/disk/by-id); a link to a file could be a trap.
-        let link_flag = if kind.is_block_device() { 0 } else { libc::O_NOFOLLOW };
-        // On a block device O_EXCL fails while it is mounted, swapped on, or open so, by us or another run.
-        let exclusive_flag = if kind.is_block_device() { libc::O_EXCL } else { 0 };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(link_flag | exclusive_flag | libc::O_CLOEXEC)
-            .open(path)
-            .map_err(|error| match error.raw_os_error() {
-                Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
-                Some(libc::EBUSY) => {
-                    anyhow!("{name}: in use (mounted, swapped on, or used by a run); name another")
-                }
-                _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
-            })?;
-        if kind.is_block_device() && device::is_read_only(&file) {
-            bail!("{name}: is read-only; name a disk that can be written");
-        }
-        let about = file.metadata()?;
-        if kind.is_file() && ![0, sys::euid()].contains(&about.uid()) {
-            bail!("{name}: belongs to user {}; name a file of your own", about.uid());
-        }
-        if kind.is_file() && is_swapped_on(&about) {
-            bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
-        }
-        // Before it is judged by what it holds, which is another's while it is in use.
-        take(&file, &name)?;
+        let (mut file, about) = taken(path, &name)?;
+        let is_file = about.is_file();
         let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
-        if kind.is_block_device() && held == 0 {
+        if !is_file && held == 0 {
             bail!(
                 "{name}: has no size: no medium is in it, or nothing is attached; name another with --swap"
             );
@@ -414,8 +377,8 @@ impl Opened {
         // What lies behind the swap that the header speaks of is somebody else's.
         let room = header.unwrap_or(held);
         let header = header.is_some();
-        let has_holes = kind.is_file() && about.blocks() * 512 < held;
-        if !header && held > 0 && !(kind.is_file() && is_hole(&file)) {
+        let has_holes = is_file && about.blocks() * 512 < held;
+        if !header && held > 0 && !(is_file && is_hole(&file)) {
             // A run that was killed leaves what it wrote, and no sign of its own.
             bail!(
                 "{name}: holds data that is not swap, or what a killed run left there; run mkswap {name} if it may go, or \
@@ -423,14 +386,14 @@ impl Opened {
             );
         }
         // Not before it is known to be swap: who is told to shut a file of the system's may do so.
-        if kind.is_file() && about.mode() & 0o077 != 0 {
+        if is_file && about.mode() & 0o077 != 0 {
             bail!(
                 "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
                 about.mode() & 0o7777
             );
         }
         let size = match spec.size {
-            Some(size) if (header || kind.is_block_device()) && size.0 > room => {
+            Some(size) if (header || !is_file) && size.0 > room => {
                 bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(room))
             }
             Some(size) if size.0 <= room => size,
@@ -449,13 +412,60 @@ impl Opened {
             size,
             // A file that was given its room for good keeps it.
             discards: spec.discard || held == 0 || has_holes,
-            is_block_device: kind.is_block_device(),
+            is_block_device: !is_file,
             header,
-            held: kind.is_file().then_some(room),
+            held: is_file.then_some(room),
             has_holes,
             made: None,
         })
     }
+}
+
+/// Opens a file or block device that is there, if it may be ours, and takes it; what it is.
+fn taken(path: &Path, name: &str) -> Result<(File, fs::Metadata)> {
+    let about = fs::metadata(path).map_err(|e| cannot(name, "be reached", &e))?;
+    let kind = about.file_type();
+    if kind.is_dir() {
+        bail!("{name}: is a directory; name a file in it, {}", path.join("swap").display());
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{name}: neither a file nor a block device; name one of these");
+    }
+    let flags = match kind.is_file() {
+        // A link to a file could be a trap.
+        true => safe_directory(path, name).map(|_| libc::O_NOFOLLOW)?,
+        // Names of disks are links often (/dev/disk/by-id). On a block device O_EXCL fails while it is mounted, swapped on, or
+        // open so, by us or another run.
+        false => libc::O_EXCL,
+    };
+    let mut options = OpenOptions::new();
+    let file =
+        options.read(true).write(true).custom_flags(flags | libc::O_CLOEXEC).open(path).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
+                Some(libc::EBUSY) => {
+                    anyhow!("{name}: in use (mounted, swapped on, or used by a run); name another")
+                }
+                _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
+            }
+        })?;
+    // What was opened counts, not what lay there before.
+    let about = file.metadata()?;
+    if about.file_type() != kind {
+        bail!("{name}: another has come in its place just now; name it again");
+    }
+    if !kind.is_file() {
+        if device::is_read_only(&file) {
+            bail!("{name}: is read-only; name a disk that can be written");
+        }
+    } else if ![0, sys::euid()].contains(&about.uid()) {
+        bail!("{name}: belongs to user {}; name a file of your own", about.uid());
+    } else if is_swapped_on(&about) {
+        bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
+    }
+    // Before it is judged by what it holds, which is another's while it is in use.
+    take(&file, name)?;
+    Ok((file, about))
 }
 
 /// The path of what has one.
