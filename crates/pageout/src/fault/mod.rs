@@ -531,23 +531,7 @@ impl Server {
                 engine.kernel.wake(at, PAGE);
                 Decision::Answered
             }
-            Tag::Cached => {
-                let frame = word.payload() as u32;
-                match engine.kernel.copy(at, engine.frames.address(frame), PAGE, true) {
-                    Ok(()) => {
-                        engine.budget.sub(1);
-                        block.set(index, word.rescue());
-                        engine.used(&mut block, block_start, index..index + 1, true);
-                        Stats::add(&engine.stats.rescued, 1);
-                        Decision::Answered
-                    }
-                    Err(partial) if partial.errno == Errno::AGAIN => Decision::Pending,
-                    Err(_) => {
-                        engine.kernel.wake(at, PAGE);
-                        Decision::Answered
-                    }
-                }
-            }
+            Tag::Cached => engine.rescue(&mut block, block_start, index),
             tag => {
                 let Some(bounds) = engine.bounds(&regions, block_start, index, self.since) else {
                     engine.kernel.wake(at, PAGE);
@@ -633,6 +617,25 @@ impl<K: Kernel> Engine<K> {
             if self.out_pages() == 0 {
                 self.adopt_gone(&mut regions);
                 return true;
+            }
+        }
+    }
+
+    /// A page on its way out is touched: it comes in as a copy of its frame.
+    fn rescue(&self, block: &mut BlockState, block_start: usize, index: usize) -> Decision {
+        let (word, at) = (block.word(index), block_start + index * PAGE);
+        match self.kernel.copy(at, self.frames.address(word.payload() as u32), PAGE, true) {
+            Ok(()) => {
+                self.budget.sub(1);
+                block.set(index, word.rescue());
+                self.used(block, block_start, index..index + 1, true);
+                Stats::add(&self.stats.rescued, 1);
+                Decision::Answered
+            }
+            Err(partial) if partial.errno == Errno::AGAIN => Decision::Pending,
+            Err(_) => {
+                self.kernel.wake(at, PAGE);
+                Decision::Answered
             }
         }
     }
