@@ -5,6 +5,7 @@
 //! that is there must be the user's own, or root's. What a user's file or disk held before is not ours to destroy: it
 //! must be empty or carry the signature of swap.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
@@ -110,10 +111,9 @@ impl Device {
 
     /// Name and size of what would be opened after those of `earlier`; nothing is made.
     pub fn plan(spec: &Spec, limit_bytes: u64, earlier: &[Spec]) -> Result<(String, Bytes)> {
-        let real = |spec| path_of(spec).map(|path| path.canonicalize().unwrap_or(path));
         let opened = Opened::of(spec, limit_bytes, true, &|line| say::warning(line))?;
-        let path = real(spec);
-        match path.is_some() && earlier.iter().any(|other| real(other) == path) {
+        let file = identity(spec);
+        match file.is_some() && earlier.iter().any(|other| identity(other) == file) {
             true => Err(in_use(&opened.name)),
             false => Ok((opened.name, opened.size)),
         }
@@ -466,6 +466,17 @@ fn taken(path: &Path, name: &str) -> Result<(File, fs::Metadata)> {
     // Before it is judged by what it holds, which is another's while it is in use.
     take(&file, name)?;
     Ok((file, about))
+}
+
+/// Which file or disk it is, whatever its names: of one that is not there yet its directory, and its name there.
+fn identity(spec: &Spec) -> Option<(u64, u64, Option<OsString>)> {
+    let path = path_of(spec)?;
+    if let Ok(about) = fs::metadata(&path) {
+        let disk = about.file_type().is_block_device().then(|| about.rdev());
+        return Some(disk.map_or((about.dev(), about.ino(), None), |disk| (disk, 0, None)));
+    }
+    let directory = fs::metadata(path.parent()?).ok()?;
+    Some((directory.dev(), directory.ino(), path.file_name().map(OsString::from)))
 }
 
 /// The path of what has one.
