@@ -86,6 +86,7 @@ fn main() -> ExitCode {
     }
     trials.push(beside_others("tree-fits".into(), || settings.tree_fits()));
     trials.push(Trial::test("exec-fits", || settings.exec_fits()));
+    trials.push(Trial::test("mapped-thrice", || settings.mapped_thrice()));
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     trials.push(Trial::test("tree-need", move || settings.tree_need()));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -469,6 +470,19 @@ impl Settings {
         eprintln!("exec-fits: {:.1?}, {out} pages out", done.wall);
         if out > 512 {
             return Err(format!("{size} bytes fit, and {out} pages left").into());
+        }
+        Ok(())
+    }
+
+    /// One that fits, though what it has in all its mappings does not.
+    fn mapped_thrice(&self) -> Result<(), Failed> {
+        let run = self.under_pageout(128 << 20, &self.arguments("mapped-thrice", 96 << 20))?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        let [out] = counters(&run.stats, ["pswpout"])?;
+        eprintln!("mapped-thrice: {:.1?}, {out} pages out", done.wall);
+        if out > 0 || !done.stderr.is_empty() {
+            return Err(format!("all of it fits, and {out} pages left: {}", done.stderr).into());
         }
         Ok(())
     }

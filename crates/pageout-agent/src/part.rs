@@ -216,7 +216,8 @@ impl Part {
         all.saturating_sub(part)
     }
 
-    /// Counts what is shared on purpose, if it is time. Who is alone has all of the limit in any case.
+    /// Counts what is shared on purpose, if it is time. Who is alone shares it with himself only, where it is mapped several
+    /// times, as a collector does (ZGC); that matters near the limit.
     fn count_shared_in_time(&mut self, all: Statm, now: u64) {
         let most = (all.shared * PAGE) as u64;
         let has_changed = most.abs_diff(self.shared_then) > COUNT_AFTER;
@@ -224,7 +225,8 @@ impl Part {
             return;
         }
         self.shared_then = most;
-        if self.view.alive < 2 || most <= FEW_SHARED {
+        let matters = self.view.alive > 1 || resident(all) >= self.threshold();
+        if !matters || most <= FEW_SHARED {
             self.shared = (0, 0);
             return;
         }

@@ -16,6 +16,12 @@ pub const TRAPS: &[Trap] = &[
     )
     .helper(),
     Trap::new(
+        "mapped-thrice",
+        "has half of --size of its own, and a third of it shared with itself alone, mapped three times, as collectors map heaps",
+        mapped_thrice,
+    )
+    .helper(),
+    Trap::new(
         "host",
         "says its pid and rests with a fifth of --size, while a process that shares its memory has a seventh again and again",
         host,
@@ -96,6 +102,25 @@ fn touch(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })
+}
+
+fn mapped_thrice(ctx: &Ctx) -> Outcome {
+    let (heap, own) = (ctx.size / 3 / PAGE * PAGE, ctx.half());
+    // SAFETY: a string.
+    let file = sys::ret("memfd_create", unsafe { libc::memfd_create(c"heap".as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: our own file.
+    sys::ret("ftruncate", unsafe { libc::ftruncate(file, heap as i64) })?;
+    let maps: Vec<Span> =
+        (0..3).map(|_| sys::map_file(0, heap, sys::RW, libc::MAP_SHARED, file)).collect::<Result<_, _>>()?;
+    maps[0].fill(2);
+    let field = sys::map(own)?;
+    field.fill(1);
+    for _ in 0..8 {
+        maps.iter().try_for_each(|map| map.check_as(maps[0].start, 2))?;
+        field.check(1)?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 fn host(ctx: &Ctx) -> Outcome {
