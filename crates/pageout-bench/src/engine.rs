@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
@@ -239,12 +239,12 @@ fn run_within(scope: &Scope, engine: &Engine, line: &WorkLine, setting: &Setting
         command.extend(["--inline".into(), format!("{}M", setting.memory.0 >> 20).into()]);
     }
     let before = Kernel::now();
-    let outcome = match start_and_wait(scope, &command, engine, line, setting, mm_stat) {
-        Err(error) if cgroup.as_ref().is_some_and(|group| group.oom_kills() > 0) => {
-            return Err(error.context(OomKilled));
-        }
-        outcome => outcome?,
-    };
+    let ended = start_and_wait(scope, &command, engine, line, setting, mm_stat);
+    // Also where only a descendant was killed, and the program ends as if nothing had been.
+    if cgroup.as_ref().is_some_and(|group| group.oom_kills() > 0) {
+        return Err(ended.err().unwrap_or_else(|| anyhow!("a process of it was killed")).context(OomKilled));
+    }
+    let outcome = ended?;
     let kernel = before.since();
     let mut metrics = match engine {
         Engine::Kernel(_) => kernel,

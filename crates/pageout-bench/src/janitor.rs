@@ -192,12 +192,13 @@ fn undo(made: &Made) -> Result<()> {
             }
             absent_is_fine(fs::remove_dir(dir))
         }),
-        Made::Swap(path) => {
+        // Other control groups may have swapped to it, and be at their limit.
+        Made::Swap(path) => patiently(|| {
             if swaps_on(path)? {
-                sys::swapoff(path)?;
+                sys::swapoff(path).with_context(|| format!("swapoff {}", path.display()))?;
             }
             Ok(())
-        }
+        }),
         Made::Zram(number) => patiently(|| {
             if !Path::new(&format!("/sys/block/zram{number}")).exists() {
                 return Ok(());
