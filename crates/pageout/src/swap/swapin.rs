@@ -18,7 +18,7 @@ use crate::page::{Tag, Word};
 use crate::space::{BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::sync::zeros;
+use crate::sync::{zeros, Backoff};
 use alloc::boxed::Box;
 use rustix::io::Errno;
 
@@ -27,6 +27,8 @@ const QUICK_MOVE_NS: u64 = 4_000;
 
 /// So many pages take it little more time than one.
 const FEW: usize = 4;
+/// How often it is tried to map what somebody waits for, before it is read once more: each time an event may have come.
+const MOST_TRIES: usize = 64;
 
 /// What one server has under way. Made once, a place for each page of a block; most requests are for a few.
 pub struct Incoming {
@@ -342,6 +344,9 @@ impl<K: Kernel> Engine<K> {
         let mut i = 0;
         let mut whole = false;
         let mut consumed = 0;
+        let mut tries = 0;
+        let mut backoff = Backoff::new();
+        let mut held_up = None;
         while i < n {
             if self.events.is_wanted() {
                 // Faults are read under it: who waits for one page does not wait for all of these.
@@ -377,6 +382,22 @@ impl<K: Kernel> Engine<K> {
             }
             i += done;
             let Some(errno) = errno else { continue };
+            let is_awaited = asked.is_some_and(|asked| asked >= incoming.at(i));
+            if errno == Errno::AGAIN && is_awaited && tries < MOST_TRIES && !self.is_inline() {
+                // What has been read is still good if the event is about something else, as it is beside threads that discard.
+                tries += 1;
+                drop(block);
+                drop(regions);
+                held_up.get_or_insert_with(|| self.holds_events_up());
+                let (_, heard) = self.read_and_hear(&mut self.events.write(), |_| ());
+                if heard {
+                    self.calls.ring();
+                }
+                backoff.snooze();
+                regions = self.events.read();
+                block = of_page.lock();
+                continue;
+            }
             if errno == Errno::AGAIN {
                 brought = self.calls_off(read, &mut block, i);
                 break;
