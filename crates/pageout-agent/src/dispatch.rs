@@ -88,8 +88,16 @@ pub fn begin() -> bool {
     on
 }
 
-/// From here on every system call of the thread is made by us, if [`begin`] was called.
+/// From here on every system call of the thread is made by us, if [`begin`] was called. No handler of a signal may come between,
+/// whose return is such a call.
 pub fn block() {
+    if ON.load(Ordering::Relaxed) {
+        sys::block_setxid();
+        go_on();
+    }
+}
+
+fn go_on() {
     if ON.load(Ordering::Relaxed) {
         SELECTOR.store(BLOCK, Ordering::Relaxed);
     }
@@ -143,7 +151,7 @@ unsafe extern "C" fn dispatched(signal: c_int, info: *const u8, context: *mut u6
         };
         let value = result.map_or_else(|errno| -i64::from(errno.raw_os_error()) as u64, |value| value as u64);
         context.add(context::RAX).write(value);
-        block();
+        go_on();
     }
 }
 

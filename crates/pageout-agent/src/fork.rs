@@ -97,7 +97,7 @@ pub fn prepare_process(register: Register) {
         if pthread_key_create(&mut key, None) == 0 {
             SIGNALS.store(key, Ordering::Relaxed);
         }
-        register(Some(prepare), None, Some(child), core::ptr::null());
+        register(Some(prepare), Some(parent), Some(child), core::ptr::null());
     }
 }
 
@@ -142,6 +142,11 @@ extern "C" fn prepare() {
     dispatch::block();
 }
 
+/// The first thing behind the clone.
+extern "C" fn parent() {
+    sys::unblock_setxid();
+}
+
 /// In the child, before it goes on: a process with all its memory and no engine. Calls nothing of libc, so
 /// that it may run after a bare system call too.
 pub extern "C" fn child() {
@@ -152,8 +157,31 @@ pub extern "C" fn child() {
     }
 }
 
-/// In the child of a clone after [`bequeath`]: comes back when what was out can be read.
+/// Where such a child works until it has inherited: the program's stack may be out below what [`touch_stack`] has touched. Room for
+/// frames of signals that calls of ours raise. Only such a child, which is alone on its memory, is ever here.
+pub static mut CHILD_STACK: [u128; CHILD_STACK_LEN / 16] = [0; CHILD_STACK_LEN / 16];
+pub const CHILD_STACK_LEN: usize = 64 << 10;
+
+/// In the child of a clone after [`bequeath`], on its parent's stack: comes back when what was out can be read.
 pub fn child_inherits() {
+    // SAFETY: nobody is on that stack; the register that keeps the stack pointer is one that functions save.
+    unsafe {
+        core::arch::asm!(
+            "mov r12, rsp",
+            "lea rsp, [rip + {stack} + {size}]",
+            "call {inherit}",
+            "mov rsp, r12",
+            stack = sym CHILD_STACK,
+            size = const CHILD_STACK_LEN,
+            inherit = sym inherit,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// The same for who is on [`CHILD_STACK`].
+pub extern "C" fn inherit() {
     HEIR.store(WAITING, Ordering::SeqCst);
     GENERATIONS.fetch_add(1, Ordering::Relaxed);
     if !twin::come_in() || !begin() {
@@ -303,8 +331,7 @@ impl Turn {
 /// in a fork already, as a handler of fork is, or another is for ever.
 pub fn before() -> Option<Turn> {
     let mask = sys::block_signals_from_elsewhere();
-    // By which the clone is watched.
-    sys::unblock(linux_raw_sys::general::SIGSYS);
+    sys::unblock_for_fork();
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
@@ -345,7 +372,7 @@ fn take_turn(me: u32) -> bool {
     true
 }
 
-/// Stack that is needed from [`bequeath`] to [`cloned`], or to the end of [`child_inherits`]: 400 bytes, and some to spare.
+/// Stack that is needed from [`bequeath`] to [`cloned`], or to where [`child_inherits`] leaves it: 400 bytes, and some to spare.
 /// No more: stacks may be as small as libc allows, and hold two frames of signals by then.
 const STACK: usize = 640;
 

@@ -131,9 +131,24 @@ pub fn block_own_signals() {
     change_signals(raw::SIG_BLOCK, !bit(raw::SIGSYS));
 }
 
-/// Lets a signal through; returns the mask before.
-pub fn unblock(signal: u32) -> u64 {
-    change_signals(raw::SIG_UNBLOCK, bit(signal))
+/// The GNU libc's own signal, which no program can block: who changes user or group has each thread do so by it, and waits for
+/// all of them.
+const SIGSETXID: u32 = 33;
+
+/// Lets through what a thread cannot do without while it is in a fork: that, by its handlers, somebody may wait for who waits for
+/// it; and SIGSYS, by which the clone is watched.
+pub fn unblock_for_fork() {
+    change_signals(raw::SIG_UNBLOCK, bit(raw::SIGSYS) | bit(SIGSETXID));
+}
+
+/// From here on the first of them waits, too.
+pub fn block_setxid() {
+    change_signals(raw::SIG_BLOCK, bit(SIGSETXID));
+}
+
+/// Not any more.
+pub fn unblock_setxid() {
+    change_signals(raw::SIG_UNBLOCK, bit(SIGSETXID));
 }
 
 fn bit(signal: u32) -> u64 {

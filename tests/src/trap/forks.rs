@@ -21,6 +21,12 @@ pub const TRAPS: &[Trap] = &[
         "handlers of fork block signals and let them through",
         fork_handlers_mask,
     ),
+    Trap::new(
+        "fork-setxid",
+        "handlers of fork wait for a thread that changes the group of all threads",
+        fork_setxid,
+    )
+    .may_log(),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
     Trap::new(
         "fork-snapshot",
@@ -82,6 +88,7 @@ pub const TRAPS: &[Trap] = &[
         fork_small_stack,
     )
     .may_log(),
+    Trap::new("fork-stack-out", "forks where the stack is out below its pointer", fork_stack_out).may_log(),
     Trap::new(
         "clone-small-stack",
         "clones onto a few hundred bytes of its caller's frame, or above a guard page",
@@ -295,6 +302,48 @@ fn fork_small_stack(ctx: &Ctx) -> Outcome {
     // SAFETY: as above.
     sys::ret("raise", unsafe { libc::raise(libc::SIGUSR1) })?;
     found()?;
+    field.check(1)
+}
+
+extern "C" fn forks_by(number: usize) -> libc::c_long {
+    // SAFETY: the child returns to where the parent does, and leaves soon.
+    unsafe {
+        match number {
+            0 => libc::fork().into(),
+            number => libc::syscall(number as libc::c_long),
+        }
+    }
+}
+
+/// The child's engine began on what was out of its stack, and then that was not what the engine found.
+fn fork_stack_out(ctx: &Ctx) -> Outcome {
+    const UNIT: usize = 64 << 10;
+    let (field, mut ballast) = ctx.evicted()?;
+    for number in [0, libc::SYS_fork as usize] {
+        let stacks = field.part(0, (16 << 20).min(field.len)).pieces(2 * UNIT);
+        let step = PAGE / stacks.clone().count();
+        for (n, stack) in stacks.enumerate() {
+            // What is on one side of the border does not come in with what is on the other.
+            let border = stack.start + UNIT;
+            let top = border + ((n + 1) * step).next_multiple_of(16);
+            super::span::load(border);
+            let child: libc::c_long;
+            // SAFETY: nobody else is on that stack; the register that keeps ours is one that functions save.
+            unsafe {
+                std::arch::asm!(
+                    "mov r12, rsp", "mov rsp, {top}", "call {forks}", "mov rsp, r12",
+                    top = in(reg) top, forks = sym forks_by, in("rdi") number, lateout("rax") child, out("r12") _,
+                    clobber_abi("C"),
+                );
+            }
+            if sys::ret("fork", child as libc::pid_t)? == 0 {
+                sys::leave(stack.part(0, UNIT / 2).check(1));
+            }
+            sys::wait_for(child as libc::pid_t, 0)?;
+        }
+        field.fill(1);
+        ballast.walk()?;
+    }
     field.check(1)
 }
 
@@ -1118,6 +1167,54 @@ fn fork_in_handlers(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     field.check(4)
+}
+
+/// What the handlers wait for, each by its number: a fork that has begun, one that is over.
+static FORKS_BEGUN: AtomicUsize = AtomicUsize::new(0);
+static FORKS_OVER: AtomicUsize = AtomicUsize::new(0);
+static CHANGES: AtomicUsize = AtomicUsize::new(0);
+
+fn await_changes(than: usize) {
+    while CHANGES.load(Ordering::SeqCst) < than {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn awaits_change() {
+    await_changes(2 * FORKS_BEGUN.fetch_add(1, Ordering::SeqCst) + 1);
+}
+
+extern "C" fn awaits_another() {
+    await_changes(2 * FORKS_OVER.fetch_add(1, Ordering::SeqCst) + 2);
+}
+
+/// libc has each thread change its group by a signal, and waits for all of them: for a thread in a handler of fork, too.
+fn fork_setxid(ctx: &Ctx) -> Outcome {
+    const FORKS: usize = 20;
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: functions that stay.
+    let set = unsafe { libc::pthread_atfork(Some(awaits_change), Some(awaits_another), None) };
+    sys::ret("pthread_atfork", set)?;
+    let changes = || {
+        for change in 1..=2 * FORKS {
+            while FORKS_BEGUN.load(Ordering::SeqCst) + FORKS_OVER.load(Ordering::SeqCst) < change {
+                std::thread::yield_now();
+            }
+            // SAFETY: the group that it has.
+            sys::ret("setgid", unsafe { libc::setgid(libc::getgid()) })?;
+            CHANGES.store(change, Ordering::SeqCst);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(changes);
+        for _ in 0..FORKS {
+            let child = sys::fork(|| field.check(1))?;
+            sys::wait_for(child, 0)?;
+            ballast.walk()?;
+        }
+        changing.join().expect("no panic")
+    })
 }
 
 /// The first word of the calling thread's mask, after a change.

@@ -121,7 +121,7 @@ pub unsafe extern "C" fn forkpty(
     })
 }
 
-/// In the child of a clone of our own.
+/// In the child of a clone of our own, which is on its parent's stack.
 pub(super) fn begin_child(turn: &fork::Turn) {
     if turn.is_out() {
         fork::child_inherits();
@@ -161,24 +161,24 @@ struct Cloned {
     turn: fork::Turn,
 }
 
-/// Where a clone's child begins: its own stack is the program's, may be as small as a few hundred bytes, may be out, and may
-/// lie in the frame of a caller (D's collector). Room for frames of signals that calls of ours raise. Only such a child, which
-/// is alone on its memory, is ever here.
-static mut CHILD_STACK: [u128; STACK / 16] = [0; STACK / 16];
-const STACK: usize = 64 << 10;
 /// The child's signals, for when it is back on its own.
 static CHILD_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn cloned(child: *mut c_void) -> Start {
     // SAFETY: on the stack of the caller of `clone`, of which this process has a copy that nobody has written to.
     let Cloned { start, turn } = unsafe { child.cast::<Cloned>().read() };
-    begin_child(&turn);
+    if turn.is_out() {
+        fork::inherit();
+    } else {
+        fork::child();
+    }
     CHILD_SIGNALS.store(turn.signals(), Ordering::Relaxed);
     start
 }
 
-// What libc's `clone` does, but for [`cloned`] before the program's function. Not libc's: its code may not be there yet.
-// Nothing is on the child's stack before that is where it belongs.
+// What libc's `clone` does, but for [`cloned`] before the program's function, on [`fork::CHILD_STACK`]. Not libc's: its code may
+// not be there yet. The child's own stack is the program's, may be as small as a few hundred bytes, may be out, and may lie in the
+// frame of a caller (D's collector): nothing is on it before that is where it belongs.
 // Global within the library, as the others: who calls it may be compiled into another object.
 core::arch::global_asm!(
     ".type pageout_bare_clone, @function",
@@ -216,8 +216,8 @@ core::arch::global_asm!(
     "ud2",
     ".size pageout_bare_clone, . - pageout_bare_clone",
     cloned = sym cloned,
-    stack = sym CHILD_STACK,
-    size = const STACK,
+    stack = sym fork::CHILD_STACK,
+    size = const fork::CHILD_STACK_LEN,
     signals = sym CHILD_SIGNALS,
 );
 
