@@ -159,8 +159,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
     (
         "EXIT STATUS",
         &[
-            "That of the program; 128+N if signal N ended it, but by SIGINT or SIGQUIT (Ctrl-C) pageout ends itself, which \
-             ends a shell's loop, too; 125 if pageout failed, 126 if the program cannot be \
+            "That of the program; if a signal N ended it, pageout ends by that signal, without a core, which a shell shows as \
+             128+N; 125 if pageout failed, 126 if the program cannot be \
              executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; the other \
              verbs with 0, or with 125 and one line that says why not.",
         ],

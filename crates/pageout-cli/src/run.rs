@@ -112,19 +112,19 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
     let signals = Signals::block(&watched).context("signals")?;
     sys::become_subreaper().context("subreaper")?;
-    let mut command = Command::new(&program);
-    command
-        .arg0(&options.command[0])
-        .args(&options.command[1..])
-        .env("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent))
-        .env(ENV_RUN, server.socket_path());
+    // In our own environment, which the program inherits as it is: one made for it would be in another order, and without what
+    // is no variable.
+    std::env::set_var("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent));
+    std::env::set_var(ENV_RUN, server.socket_path());
     // Who is told by its number that something is for it is the program; the agent writes its own there.
     let own = std::process::id();
     for name in ["LISTEN_PID", "WATCHDOG_PID"] {
         if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
-            command.env(name, format!("{own:010}"));
+            std::env::set_var(name, format!("{own:010}"));
         }
     }
+    let mut command = Command::new(&program);
+    command.arg0(&options.command[0]).args(&options.command[1..]);
     signals.restore_in(&mut command, dispositions, open_files, umask);
     let witness = Witness::start();
     // Of what we were before: a shell that had begun them executed us. And the witness.
@@ -151,14 +151,14 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         say::error(format_args!("{error:#}"));
     }
     Ok(match status.signal() {
-        // A shell leaves its loop only where these have ended a program, and not for a status.
-        Some(signal @ (libc::SIGINT | libc::SIGQUIT)) => {
+        // A shell leaves its loop only where some have ended a program, not for a status; a service that is stopped by one has
+        // not failed.
+        Some(signal) => {
             drop(server);
             say::last_lines();
             sys::die_of(signal);
             128 + signal
         }
-        Some(signal) => 128 + signal,
         None => status.code().unwrap_or_default(),
     })
 }

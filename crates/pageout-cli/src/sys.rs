@@ -492,9 +492,13 @@ impl Signals {
         Some(Signal { number: info.ssi_signo as i32, from_process, value })
     }
 
-    /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with.
+    /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with, the
+    /// signal of a parent's death among them.
     pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64, umask: u32) {
         let before = self.before;
+        let mut of_death = 0;
+        // SAFETY: room for one int.
+        unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &mut of_death) };
         // SAFETY: the closure runs between fork and exec and makes system calls only.
         unsafe {
             command.pre_exec(move || {
@@ -502,6 +506,7 @@ impl Signals {
                 dispositions.restore();
                 close_streams();
                 libc::umask(umask);
+                libc::prctl(libc::PR_SET_PDEATHSIG, of_death);
                 libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 Ok(())
             });

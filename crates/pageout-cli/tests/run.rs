@@ -27,8 +27,45 @@ fn exit_statuses_are_the_programs() {
     let place = Place::new();
     assert_eq!(status_of(&place, "exit 0"), 0);
     assert_eq!(status_of(&place, "exit 42"), 42);
-    assert_eq!(status_of(&place, "kill -KILL $$"), 137);
-    assert_eq!(status_of(&place, "kill -TERM $$"), 143);
+    assert_eq!(status_of(&place, "exit 130"), 130);
+}
+
+/// A shell leaves its loop, and a service has not failed, where a signal has ended a program, not for a status.
+#[test]
+fn run_ends_by_the_signal_that_ended_the_program() {
+    let place = Place::new();
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL, libc::SIGSEGV, libc::SIGUSR1] {
+        let script = format!("kill -{signal} $$");
+        let status = place.pageout(["run", "sh", "-c", &script]).status().unwrap();
+        assert_eq!((status.signal(), status.core_dumped()), (Some(signal), false));
+    }
+}
+
+/// A program is told of the death of whom run was to be told of, or of run's.
+#[test]
+fn the_signal_of_a_parents_death_passes_through() {
+    let place = Place::new();
+    let script = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)";
+    let mut command = place.pageout(["run", "python3", "-c", script]);
+    // SAFETY: takes integers only.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGUSR1) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    assert_eq!(finish(&mut command).out, format!("{}\n", libc::SIGUSR1));
+}
+
+/// As it was, but for what run adds.
+#[test]
+fn the_environment_keeps_its_order() {
+    let place = Place::new();
+    let mut command = place.prepared("sh");
+    let step = "exec env -i ZEBRA=1 MIDDLE=2 ALPHA=3 PATH=\"$PATH\" PAGEOUT_AGENT=\"$PAGEOUT_AGENT\" HOME=\"$HOME\" \"$0\" run env";
+    let ended = finish(command.args(["-c", step, env!("CARGO_BIN_EXE_pageout")]));
+    let names: Vec<_> = ended.out.lines().filter_map(|line| line.split('=').next()).collect();
+    assert_eq!(names[..3], ["ZEBRA", "MIDDLE", "ALPHA"], "{}", ended.out);
 }
 
 #[test]
@@ -880,16 +917,6 @@ fn what_the_program_closes_is_closed() {
     assert!(child.try_wait().unwrap().is_none());
     assert_eq!(fs::read_link(format!("/proc/{}/cwd", child.id())).unwrap(), Path::new("/"));
     assert!(child.wait().unwrap().success());
-}
-
-/// A shell goes on with its loop where a program says by its status only that it was interrupted.
-#[test]
-fn who_is_interrupted_ends_by_that_signal() {
-    let place = Place::new();
-    let status = |script| place.pageout(["run", "sh", "-c", script]).status().unwrap();
-    assert_eq!(status("kill -INT $$").signal(), Some(libc::SIGINT));
-    assert_eq!(status("exit 130").code(), Some(130));
-    assert_eq!(status("kill -TERM $$").code(), Some(143));
 }
 
 /// It came twice: from who sent it, and from run.
