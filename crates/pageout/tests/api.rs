@@ -176,9 +176,12 @@ fn pinned_bytes_stay() {
         }
         verify(&region.as_slice::<u64>()[..MIB], 9);
         drop(pinned);
-        // It has its second chances first, as all else.
+        // It has its second chances first, as all else; at random, since what only streams come by is in nobody's way.
         let left = (0..10).any(|round| {
-            fill(&mut region.as_mut_slice::<u64>()[MIB..], round);
+            let others = &mut region.as_mut_slice::<u64>()[MIB..];
+            for n in 0..others.len() / 512 {
+                others[mixed(n + round) as usize % others.len()] = 1;
+            }
             resident_pages(&region, range.clone()) < 512
         });
         assert!(left, "what is not pinned any more can leave");

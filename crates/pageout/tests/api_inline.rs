@@ -481,6 +481,36 @@ fn a_handler_for_one_time_is_called_once() {
     });
 }
 
+/// As std's does, which looks for its stacks only.
+#[test]
+fn a_handler_that_sets_the_default_leaves_ours() {
+    well("a_handler_that_sets_the_default_leaves_ours", || {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(64 * MIB).unwrap();
+        fill(region.as_mut_slice(), 3);
+        // SAFETY: no memory.
+        unsafe { libc::raise(libc::SIGBUS) };
+        verify(region.as_slice(), 3);
+    });
+}
+
+#[test]
+fn what_is_given_up_but_still_there_may_be_pinned() {
+    well("what_is_given_up_but_still_there_may_be_pinned", || {
+        let Some(swap) = swap() else { return };
+        let mut region = swap.map(MIB).unwrap();
+        for advice in [libc::MADV_FREE, libc::MADV_DONTNEED] {
+            fill(region.as_mut_slice(), 5);
+            // SAFETY: bytes of the region, which are not looked at before they are written.
+            assert_eq!(unsafe { libc::madvise(region.as_mut_ptr().cast(), 16 * PAGE, advice) }, 0);
+            let pinned = region.pin(0..16 * PAGE).unwrap();
+            region.advise(0..16 * PAGE, Advice::WillNeed).unwrap();
+            drop(pinned);
+            verify(&region.as_slice::<u64>()[16 * PAGE / 8..], 5 + 16);
+        }
+    });
+}
+
 #[test]
 fn a_thread_that_blocks_sigbus_is_ended() {
     killed("a_thread_that_blocks_sigbus_is_ended", libc::SIGBUS, || {

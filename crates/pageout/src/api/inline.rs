@@ -322,7 +322,8 @@ type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 struct Before {
     /// Never freed, since a handler may look at it; null where ours was never put before another.
     action: AtomicPtr<Action>,
-    /// It was to be taken once (SA_RESETHAND), and has been.
+    /// It was to be taken once (SA_RESETHAND), and has been; or has set the default, as std's does for a fault that is none of a
+    /// stack's.
     spent: AtomicBool,
 }
 
@@ -451,7 +452,7 @@ unsafe extern "C" fn on_sigbus<const ENTRY: usize>(
         let mask = (!direct::is(context)).then(|| set_mask(u64::MAX));
         let ours = (*info).si_code == libc::BUS_ADRERR && is_ours((*info).si_addr() as usize);
         if !ours {
-            pass_on(&BEFORE[ENTRY], signal, info, context);
+            pass_on(ENTRY, signal, info, context);
         }
         if let Some(mask) = mask {
             set_mask(mask);
@@ -464,7 +465,8 @@ unsafe extern "C" fn on_sigbus<const ENTRY: usize>(
 ///
 /// # Safety
 /// The arguments are those of a handler of SIGBUS, all signals blocked.
-unsafe fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+unsafe fn pass_on(entry: usize, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let before = &BEFORE[entry];
     let action = before.get().expect("known before our handler was put there");
     let has = |flag: c_int| action.flags & flag as u32 as usize != 0;
     // SAFETY: as above.
@@ -473,7 +475,7 @@ unsafe fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, co
         libc::SIG_IGN if was_sent => {}
         libc::SIG_IGN | libc::SIG_DFL => unsafe { end_by(signal, info) },
         // SAFETY: the same.
-        _ if has(libc::SA_RESETHAND) && before.spent.swap(true, SeqCst) => unsafe { end_by(signal, info) },
+        _ if before.spent.fetch_or(has(libc::SA_RESETHAND), SeqCst) => unsafe { end_by(signal, info) },
         // SAFETY: the program's handler, called as the kernel would.
         handler => unsafe {
             let own = if has(libc::SA_NODEFER) { 0 } else { 1 << (signal - 1) };
@@ -488,6 +490,11 @@ unsafe fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, co
                 handler(signal);
             }
             set_mask(u64::MAX);
+            if Action::exchange(None).is_ok_and(|now| now.handler == libc::SIG_DFL) {
+                // Faults of regions are ours still.
+                before.spent.store(true, SeqCst);
+                let _ = Action::exchange(Some(&Action::ours(HANDLERS[entry])));
+            }
         },
     }
 }

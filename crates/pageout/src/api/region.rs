@@ -315,11 +315,18 @@ impl Region {
     /// The same where the kernel cannot have it done: page by page, as a fault of this thread would be answered.
     fn bring_in_inline(&self, mut start: usize, end: usize) -> Result<(), Error> {
         let mut refusal = Ok(());
+        // The page that was answered last: if it is nowhere still, it is mapped, or holds nothing that could come in
+        // (MADV_FREE, MADV_GUARD_INSTALL).
+        let mut answered = None;
         // What has been discarded is known once the event of it, which was read before the call came back, is applied.
         self.area.inner.quietly(|engine| engine.catch_up(Wait::Asleep));
         while start < end && refusal.is_ok() {
             refusal = self.area.inner.quietly(|engine| {
-                let is_out = |at: &usize| engine.tag(*at) != Tag::Resident;
+                let is_out = |at: &usize| match engine.tag(*at) {
+                    Tag::Resident => false,
+                    Tag::None | Tag::Zero => answered != Some(*at),
+                    _ => true,
+                };
                 start = (start..end).step_by(PAGE).find(is_out).unwrap_or(end);
                 match start {
                     _ if start == end => Ok(()),
@@ -331,6 +338,7 @@ impl Region {
                     }
                 }
             });
+            answered = Some(start);
         }
         refusal.map_err(|errno| self.refused("bringing pages in", end - start, errno))
     }

@@ -389,10 +389,7 @@ impl<K: Kernel> Engine<K> {
                 drop(block);
                 drop(regions);
                 held_up.get_or_insert_with(|| self.holds_events_up());
-                let (_, heard) = self.read_and_hear(&mut self.events.write(), |_| ());
-                if heard {
-                    self.calls.ring();
-                }
+                self.pump();
                 backoff.snooze();
                 regions = self.events.read();
                 block = of_page.lock();
