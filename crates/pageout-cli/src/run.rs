@@ -34,7 +34,7 @@ use crate::witness::Witness;
 
 /// Signals that end a program. When there is none left to end they end us.
 const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
-/// Those of clocks, which may have been set before we were executed: the kernel's are the program's, too.
+/// Those of clocks, which may have been set before we were executed, and come before the program has them.
 const CLOCKS: [i32; 3] = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
 /// What the kernel says to the first of a session alone when its terminal goes away.
 const HANGUP: [i32; 2] = [libc::SIGHUP, libc::SIGCONT];

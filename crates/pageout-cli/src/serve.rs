@@ -155,6 +155,13 @@ impl Client {
         self.pidfd.as_ref().is_none_or(PidFd::has_ended)
     }
 
+    /// As it calls itself now.
+    fn name_now(&self) -> String {
+        let now = Process::of(self.pid).map(|process| process.name);
+        // Its number may be another's by now.
+        now.filter(|_| !self.has_ended()).unwrap_or_else(|| self.name.clone())
+    }
+
     /// Is it in a PID namespace whose init ends? All others there, and its keepers, are killed by the kernel then.
     fn ends_with_its_namespace(&self) -> bool {
         self.namespace.as_deref().is_some_and(tree::namespace_ends)
@@ -291,7 +298,7 @@ impl Server {
             pages.sum::<u64>() * PAGE
         };
         let of = |client: &Client, state| {
-            ProcessView::of(client.pid, client.name.clone(), state, client.stats.stats())
+            ProcessView::of(client.pid, client.name_now(), state, client.stats.stats())
         };
         let connected =
             self.connections.iter().filter_map(|c| c.client.as_ref()).map(|client| of(client, None));

@@ -390,6 +390,32 @@ impl Dispositions {
     }
 }
 
+/// The clocks that were set before we were executed, by their numbers: they go on over exec, but not in a child.
+#[derive(Debug, Clone, Copy)]
+struct Clocks([libc::itimerval; 3]);
+
+impl Clocks {
+    /// Stops them here.
+    fn take() -> Self {
+        Self([0, 1, 2].map(|number| {
+            // SAFETY: zeros stop a clock; room for what it was.
+            unsafe {
+                let (none, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+                libc::setitimer(number, &none, &mut before);
+                before
+            }
+        }))
+    }
+
+    /// Lets them go on in the calling process. Async-signal-safe.
+    fn go_on(&self) {
+        for (number, clock) in (0..).zip(&self.0) {
+            // SAFETY: as it was.
+            unsafe { libc::setitimer(number, clock, std::ptr::null_mut()) };
+        }
+    }
+}
+
 /// A signal that arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Signal {
@@ -492,13 +518,14 @@ impl Signals {
         Some(Signal { number: info.ssi_signo as i32, from_process, value })
     }
 
-    /// Makes `command` start with the signals, the standard streams and the limit of open files that we were started with, the
-    /// signal of a parent's death among them.
+    /// Makes `command` start with the signals, the clocks, the standard streams and the limit of open files that we were started
+    /// with, the signal of a parent's death among them.
     pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64, umask: u32) {
         let before = self.before;
         let mut of_death = 0;
         // SAFETY: room for one int.
         unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &mut of_death) };
+        let clocks = Clocks::take();
         // SAFETY: the closure runs between fork and exec and makes system calls only.
         unsafe {
             command.pre_exec(move || {
@@ -507,6 +534,7 @@ impl Signals {
                 close_streams();
                 libc::umask(umask);
                 libc::prctl(libc::PR_SET_PDEATHSIG, of_death);
+                clocks.go_on();
                 libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 Ok(())
             });

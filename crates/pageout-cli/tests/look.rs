@@ -319,6 +319,25 @@ fn stat_counts_a_file_once() {
 }
 
 #[test]
+fn a_process_is_found_by_what_it_calls_itself_now() {
+    let here = Here::new();
+    let program = "import ctypes, os\n\
+        os.write(1, b'ready\\n')\n\
+        os.read(0, 1)\n\
+        ctypes.CDLL(None).prctl(15, b'renamed')\n\
+        os.write(1, b'ready\\n')\n\
+        os.read(0, 1)";
+    let mut command = here.command(&["run", "-s", "mem,size=64M", "--", "python3", "-c", program]);
+    let mut run = command.env_remove("PAGEOUT_AGENT").stdin(Stdio::piped()).spawn().unwrap();
+    run.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    run.stdin.as_mut().unwrap().write_all(b".").unwrap();
+    run.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let shown = here.shows(&["ps", "--run", "renamed"]);
+    assert!(shown.contains(" renamed "), "{shown}");
+    over(run);
+}
+
+#[test]
 fn who_does_not_read_holds_nobody_up() {
     let here = Here::new();
     let run = here.start("one");
