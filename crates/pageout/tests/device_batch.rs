@@ -6,6 +6,7 @@ mod device_support;
 
 use device_support::{c, read, round_trip, write_all, Memory, Scratch};
 use pageout::device::{Device, Errno, FileDevice, FileOptions, Queue, Run, PAGE};
+use rustix::mm::{mprotect, MprotectFlags};
 use std::ffi::{c_int, c_ulong, CString};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,39 @@ fn a_run_that_fails_in_flight_fails_alone() {
         runs[41].at = runs[40].at + PAGE as u64;
         for (number, result) in write_all(&device, &runs).into_iter().enumerate() {
             assert_eq!(result, if number == 40 { Err(Errno::FAULT) } else { Ok(()) }, "run {number}");
+        }
+    }
+}
+
+/// Of neighbours that are merged the second ends in a hole. What had gone of it, and of the first, is not taken for what follows.
+#[test]
+fn what_follows_a_run_that_failed_is_written() {
+    let scratch = Scratch::new("behind");
+    for (lens, hole) in [([2, 8, 1, 3], 8), ([4, 3, 1, 1], 6)] {
+        let memory = Memory::filled(32 * PAGE, 19);
+        // SAFETY: a page of the test's own, that is not looked at.
+        unsafe { mprotect((memory.address + hole * PAGE) as *mut _, PAGE, MprotectFlags::empty()) }.unwrap();
+        let mut runs: Vec<Run> = Vec::new();
+        let (mut page, mut at) = (0, 0);
+        for len in lens {
+            runs.push(memory.run(page * PAGE, at, len * PAGE));
+            (page, at) = (page + len + 1, at + (len * PAGE) as u64);
+        }
+        // So that there are several to be in flight.
+        runs.push(memory.run(31 * PAGE, SIZE / 2, PAGE));
+        for direct in [true, false] {
+            for queue in [Queue::Always, Queue::Never] {
+                let options = FileOptions { direct, queue };
+                let device = FileDevice::create_unlinked(&c(&scratch.0), SIZE, options).unwrap();
+                let results = write_all(&device, &runs);
+                assert_eq!(results, [Ok(()), Err(Errno::FAULT), Ok(()), Ok(()), Ok(())], "{options:?}");
+                for run in [0, 2, 3, 4].map(|number| runs[number]) {
+                    let back = Memory::new(run.len);
+                    read(&device, back.run(0, run.at, run.len)).unwrap();
+                    let there = (run.address - memory.address) / 8;
+                    assert!(back.words() == &memory.words()[there..there + run.len / 8], "{options:?}");
+                }
+            }
         }
     }
 }
@@ -115,6 +149,10 @@ fn a_forked_child_writes_without_the_ring() {
 
 /// Makes the kernel answer EPERM to a system call, for this thread alone and for good.
 fn refuse(system_call: u32) {
+    refuse_by(system_call, Errno::PERM);
+}
+
+fn refuse_by(system_call: u32, errno: Errno) {
     #[repr(C)]
     struct Step(u16, u8, u8, u32);
     #[repr(C)]
@@ -127,11 +165,11 @@ fn refuse(system_call: u32) {
     const FILTER: c_ulong = 2;
     const ON: c_ulong = 1;
     const NONE: c_ulong = 0;
-    // Load the call's number; if it is the one, EPERM; else go on.
+    // Load the call's number; if it is the one, the error; else go on.
     let steps = [
         Step(0x20, 0, 0, 0),
         Step(0x15, 0, 1, system_call),
-        Step(0x06, 0, 0, 0x0005_0001),
+        Step(0x06, 0, 0, 0x0005_0000 | errno.raw_os_error() as u32),
         Step(0x06, 0, 0, 0x7fff_0000),
     ];
     let filter = Filter(4, steps.as_ptr());
@@ -157,6 +195,35 @@ fn where_io_uring_is_refused_pwritev_does_it() {
             round_trip(&queued(&scratch, true));
         });
     });
+}
+
+/// The kernel has no memory for a moment: what was put into the ring is taken back, and does not go for the next one's.
+#[test]
+fn what_a_ring_did_not_take_is_not_in_it_for_the_next() {
+    let scratch = Scratch::new("again");
+    let device = queued(&scratch, true);
+    round_trip(&device);
+    let write = |seed: u64, first: usize| {
+        let memory = Memory::filled(16 * PAGE, seed);
+        let place = |page: usize| ((first + page) * 2 * PAGE) as u64;
+        let runs: Vec<Run> = (0..16).map(|page| memory.run(page * PAGE, place(page), PAGE)).collect();
+        assert!(write_all(&device, &runs).iter().all(Result::is_ok));
+        let back = Memory::new(PAGE);
+        for page in 0..16 {
+            read(&device, back.run(0, place(page), PAGE)).unwrap();
+            assert!(back.words() == &memory.words()[page * PAGE / 8..][..PAGE / 8], "page {page}");
+        }
+    };
+    for errno in [Errno::AGAIN, Errno::BUSY, Errno::NOMEM] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                refuse_by(linux_raw_sys::general::__NR_io_uring_enter, errno);
+                write(1, 0);
+            });
+        });
+        write(2, 16);
+        write(3, 0);
+    }
 }
 
 const SPACE: u64 = 256 << 20;

@@ -106,6 +106,7 @@ fn plan(seed: u64, habits: Habits) -> Plan {
         discards: seed % 2 == 1,
         executable: [0, 32768][seed as usize / 4 % 2],
         inline: false,
+        pins: false,
         real: true,
         habits,
     }

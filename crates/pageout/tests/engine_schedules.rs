@@ -2,7 +2,7 @@
 
 mod engine_support;
 
-use engine_support::program::{Habits, Program};
+use engine_support::program::{Habits, Program, PAGE};
 use engine_support::schedule::*;
 use engine_support::{Deed, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
@@ -13,6 +13,7 @@ use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
 use pageout::swap::vacate::Vacated;
+use pageout::swap::Place;
 use pageout::sync::atomic::Ordering::Relaxed;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,6 +63,38 @@ fn a_run_is_given_up_for_an_event_while_another_thread_waits_for_a_part_of_it() 
     end(&world);
 }
 
+/// Of a run the page that was asked for has come; then an event begins, and the rest is given up. Another thread waits for the
+/// last of it, and one in between was discarded.
+#[test]
+fn the_rest_of_a_run_is_given_up_while_another_thread_waits_for_a_part_of_it() {
+    let world = world(|plan| Plan { slow: true, swapin: Swapin::Always, max_order: 6, ..plan });
+    let _on_failure = OnFailure(&world);
+    write_and_evict(&world, 0, 128);
+    assert_eq!(present(&world, 0..128), 0);
+    // Known to be slow from here on, so that others read events during a read.
+    touch(&world, 0, 64, 1, false);
+    world.settle();
+    touch(&world, 0, 0, 1, false);
+    *world.at_device.lock().unwrap() = Some(Box::new(|world| {
+        touch(world, 2, 63, 1, false);
+        world.serve();
+        world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (40, 1));
+        world.engine.pump();
+        (0..2).for_each(|_| step(world, 1));
+        world.engine.kernel.set_partial(0x10000);
+        let event: Deed = Box::new(|world| {
+            world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (600, 4));
+        });
+        // Between the first MOVE and the next.
+        *world.at_call.lock().unwrap() = Some((2, event));
+    }));
+    world.serve();
+    let base = world.engine.kernel.program_base();
+    let tags = [0, 63].map(|page| world.word(base + page * PAGE).unwrap().tag());
+    assert_eq!(tags, [Tag::Resident, Tag::Swapped]);
+    end(&world);
+}
+
 #[test]
 fn a_fault_is_read_by_adoption() {
     let world = world(|plan| plan);
@@ -104,6 +137,41 @@ fn a_mapping_is_replaced_while_it_is_adopted() {
         evict_all(&world);
         end(&world);
     }
+}
+
+/// What is about to be discarded is mapped still when it is taken up. It must not be, or it would come back once it is out.
+#[test]
+fn what_is_about_to_be_discarded_is_met_by_adoption() {
+    // By the event that comes as it is registered.
+    let first = World::new(base(), 1);
+    let _on_failure = OnFailure(&first);
+    first.program.lock().unwrap().zeros = false;
+    touch(&first, 0, 0, 64, true);
+    first.settle();
+    let discards: Deed = Box::new(|world| {
+        world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (0, 64));
+    });
+    *first.at_call.lock().unwrap() = Some((2, discards));
+    first.adopt();
+    first.engine.measure();
+    evict_all(&first);
+    end(&first);
+    // By one that was read before: what grew in place is known, and no region yet.
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    world.program.lock().unwrap().start_munmap(&world.engine.kernel, 1, (600, 64));
+    world.settle();
+    world.program.lock().unwrap().start_grow(&world.engine.kernel, (600, 64));
+    touch(&world, 0, 600, 64, true);
+    world.settle();
+    world.program.lock().unwrap().start_dontneed(&world.engine.kernel, 1, (600, 64));
+    while world.engine.kernel.changing() > 0 {
+        world.engine.pump();
+        step(&world, 1);
+    }
+    world.adopt();
+    evict_all(&world);
+    end(&world);
 }
 
 fn refuse(world: &World) {
@@ -881,6 +949,54 @@ fn a_pinned_huge_page_is_not_tried_without_end() {
     end(&world);
 }
 
+fn present(world: &World, pages: std::ops::Range<usize>) -> usize {
+    let kernel = &world.engine.kernel;
+    pages.filter(|page| kernel.page(kernel.program_base() + page * PAGE).present).count()
+}
+
+fn pin(world: &World, page: usize) {
+    let at = world.engine.kernel.program_base() + page * PAGE;
+    world.engine.config.pins.expect("pins").pin(at);
+}
+
+#[test]
+fn what_is_pinned_stays() {
+    let world = world(|plan| Plan { pins: true, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    pin(&world, 20);
+    evict_all(&world);
+    assert_eq!((present(&world, 0..64), present(&world, 16..32)), (16, 16));
+    end(&world);
+    // As a part of a huge page.
+    let world = advised_by(2, 1, |plan| Plan { pins: true, huge: 3, limit_pages: 2048, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 512, true);
+    world.settle();
+    assert!(world.engine.kernel.is_huge(world.engine.kernel.program_base()));
+    pin(&world, 20);
+    evict_all(&world);
+    assert_eq!((present(&world, 0..512), present(&world, 16..32)), (16, 16));
+    end(&world);
+}
+
+/// A thread's control block is pinned while its unit leaves by halves: what is there when that is done stays.
+#[test]
+fn what_is_pinned_meanwhile_stays() {
+    let world = world(|plan| Plan { pins: true, partial: 0x10000, ..plan });
+    let _on_failure = OnFailure(&world);
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    // The first call is a MOVE.
+    let pins: Deed = Box::new(|world| (0..64).step_by(16).for_each(|page| pin(world, page)));
+    *world.at_call.lock().unwrap() = Some((0, pins));
+    evict_all(&world);
+    let left = 64 - present(&world, 0..64);
+    assert!((1..64).contains(&left), "{left} of 64 pages have left");
+    end(&world);
+}
+
 #[test]
 fn a_page_shared_since_a_fork_is_met_by_a_fault_that_reclaims() {
     let world = world(|plan| Plan { limit_pages: 64, chunks: 2, ..plan });
@@ -953,6 +1069,28 @@ fn a_moment_of_errors_loses_only_what_was_asked_for() {
         world.serve();
         step(&world, 1);
     }
+    assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
+}
+
+/// A sector is bad: of a run that cannot be read for it only what lies there is lost.
+#[test]
+fn a_bad_sector_loses_only_what_lies_there() {
+    let world = world(|plan| Plan { swapin: Swapin::Always, ..plan });
+    let _on_failure = OnFailure(&world);
+    write_and_evict(&world, 0, 512);
+    let word = world.word(world.engine.kernel.program_base() + 6 * PAGE).unwrap();
+    assert_eq!(word.tag(), Tag::Swapped);
+    let (_, at) = Place::at(word.payload()).unwrap();
+    let bad = Rule { operation: Operation::Read, when: When::At(at), fault: Fault::Fail(Errno::IO) };
+    world.device.arm(bad);
+    for page in (0..512).filter(|page| *page != 6) {
+        touch(&world, 1, page, 1, false);
+        world.settle();
+    }
+    assert_eq!(world.engine.stats.poisoned.load(Relaxed), 0);
+    world.program.lock().unwrap().habits.faulty = true;
+    touch(&world, 1, 6, 1, false);
+    world.settle();
     assert_eq!(world.engine.stats.poisoned.load(Relaxed), 1);
 }
 

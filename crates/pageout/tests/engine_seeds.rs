@@ -90,6 +90,20 @@ fn failing_devices() {
     }
 }
 
+/// A device that does not take what is written, or not all of it, and says so: nothing is lost.
+#[test]
+fn refused_writes() {
+    for seed in seeds(9000, 20) {
+        let plan = Plan::by_seed(seed);
+        let mut random = Random(seed);
+        let faults = [Fault::Fail(Errno::IO), Fault::Tear(Errno::NOSPC)];
+        let refuses =
+            |rule: Rule| Rule { operation: Operation::Write, fault: faults[seed as usize % 2], ..rule };
+        let rules: Vec<Rule> = (0..1 + random.below(3)).map(|_| refuses(rule(&mut random))).collect();
+        run(plan, seed, |device| rules.iter().for_each(|rule| device.arm(*rule)));
+    }
+}
+
 fn rule(random: &mut Random) -> Rule {
     let operation = if random.one_in(2) { Operation::Read } else { Operation::Write };
     let when = match random.below(4) {

@@ -14,7 +14,8 @@ use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
-use pageout::slot::{DeviceConfig, TRUNK_SLOTS};
+use pageout::slot::{DeviceConfig, MAX_DEVICES, TRUNK_SLOTS};
+use pageout::space::pins::Pins;
 use pageout::space::{Region, Regions, BLOCK, BLOCK_PAGES};
 use pageout::stats::Stats;
 use pageout::swap::heir::SlotRun;
@@ -65,6 +66,8 @@ pub struct Plan {
     pub executable: u32,
     /// The program's threads answer their own faults. With real threads.
     pub inline: bool,
+    /// Units can be pinned.
+    pub pins: bool,
     pub habits: Habits,
 }
 
@@ -95,6 +98,7 @@ impl Plan {
             real: false,
             executable: [0, 0, 0, 0, 8192, 32768][Random(seed ^ 0xe8ec).below(6)],
             inline: false,
+            pins: false,
             habits: Habits { huge, share: random.below(2), ..Habits::ALL },
         }
     }
@@ -281,7 +285,7 @@ impl World {
         kernel.set_short(plan.short);
         kernel.set_executable(plan.executable);
         let config = Config {
-            pins: None,
+            pins: plan.pins.then(|| &*Box::leak(Box::new(Pins::new()))),
             limit_pages: plan.limit_pages,
             max_order: plan.max_order,
             swapin: plan.swapin,
@@ -383,6 +387,10 @@ impl World {
         }
         self.go_on();
         let changes = self.engine.cloned(&mut regions);
+        let pages = (0..self.plan.blocks * BLOCK_PAGES).map(|page| kernel.program_base() + page * PAGE);
+        // What moves just now takes its mark along.
+        let is_quiet = kernel.changing() == 0;
+        pages.for_each(|at| assert!(!is_quiet || !kernel.page(at).marked, "{at:#x} is marked"));
         drop(regions);
         self.engine.stand_still(false);
         self.program.lock().unwrap().forking = false;
@@ -829,6 +837,9 @@ impl World {
         engine.place.audit();
         let swapped: u64 = names.values().map(|names| u64::from(*names)).sum();
         assert_eq!(engine.place.swapped(), swapped, "slots that no word names");
+        let own = names.keys().filter(|entry| engine.place.count(**entry).is_some()).count();
+        let taken: u64 = (0..MAX_DEVICES).map(|device| engine.place.taken(device)).sum();
+        assert_eq!(taken, own as u64, "slots that are taken and have no name");
         self.check_frames();
         if self.plan.habits.is_access_alone() {
             // All memory comes and goes through the engine, so its sum is exact.

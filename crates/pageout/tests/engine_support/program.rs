@@ -240,9 +240,17 @@ impl Program {
             Doing::Nothing => self.begin(kernel, thread),
             Doing::Touch { page, write, left } => self.touch(kernel, thread, page, write, left),
             Doing::Call { mut call, range, then } => {
+                let is_over = call.is_none();
                 if call.as_mut().is_some_and(|call| kernel.advance_call(call)) {
                     call = None;
                     self.done += 1;
+                    if matches!(then, Then::Zap { .. }) {
+                        // What is discarded goes later than the kernel says that nothing changes any more.
+                        self.threads[thread] = Doing::Call { call, range, then };
+                        return;
+                    }
+                }
+                if is_over {
                     self.returned(kernel, range, then);
                 }
                 let catches_up = matches!(then, Then::Moved { .. }) && !self.habits.bare;

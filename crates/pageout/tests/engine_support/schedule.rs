@@ -34,6 +34,7 @@ pub fn base() -> Plan {
         real: false,
         executable: 0,
         inline: false,
+        pins: false,
         habits: Habits { bare: true, ..Habits::ALL },
     }
 }
