@@ -52,11 +52,13 @@ struct pageout_stats {
     /* Faults answered, and of these the ones that needed a device. */
     uint64_t faults;
     uint64_t major_faults;
-    /* Bytes that could not be brought back; touching them raises SIGBUS. */
+    /* Bytes that could not be brought back; touching them raises SIGBUS until they are given up. */
     uint64_t lost_bytes;
     /* 1: a page has found no room on any device, and memory grows beyond the limit. Where writes fail it grows, too, and
-     * this stays 0. */
+     * this stays 0: see write_errors. */
     uint64_t full;
+    /* Writes to devices that failed. */
+    uint64_t write_errors;
 };
 
 /*
@@ -80,7 +82,7 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
  * - A thread that touches a region must not block SIGBUS; nor must a handler that does (sa_mask). In the program's own
  *   handler of SIGBUS that means SA_NODEFER.
  * - A handler of SIGBUS that the program had before is called for all that is not a region's, as the kernel would, and
- *   for bytes that are lost. One that is installed later must pass on what it does not know to the one that
+ *   for bytes that are lost; but on the stack for signals (sigaltstack), if there is one, without SA_ONSTACK too. One that is installed later must pass on what it does not know to the one that
  *   sigaction() returned. Other handlers may touch regions; the later one must be installed with all signals blocked then
  *   (sigfillset() of its sa_mask), since SIGBUS is blocked until it has passed on.
  * - Two descriptors are in the program's table, with high numbers and close-on-exec. If they are closed, faults take
@@ -100,8 +102,10 @@ void pageout_close(pageout *swap);
  * threads (musl; glibc with MALLOC_ARENA_MAX, or with more than eight threads a CPU): pageout_pin() what that one touches.
  * The engine would wait for the lock that the interrupted thread holds, for ever. A robust mutex must be pinned: the kernel
  * marks it when its owner ends, and waits for no page then. Do not call madvise(MADV_DOFORK): a child would read zeros.
- * Nor mremap(), munmap() or mmap(MAP_FIXED) of a part: what was moved away reads as zeros after pageout_close(), where it was
- * out. What mprotect() has made read-only does not leave, and counts.
+ * Nor mremap(), munmap() or mmap(MAP_FIXED) of a part: what was moved away and is out at pageout_close() is lost (SIGBUS), and
+ * what was mapped in its place goes with the region. What mprotect() has made read-only does not leave, and counts. Each region is
+ * three of vm.max_map_count. Who looks from outside (/proc/PID/mem, debuggers) gets EIO for what is out; core dumps do not have
+ * it.
  */
 void *pageout_map(pageout *swap, size_t length);
 

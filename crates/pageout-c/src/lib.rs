@@ -64,6 +64,7 @@ pub struct Stats {
     major_faults: u64,
     lost_bytes: u64,
     full: u64,
+    write_errors: u64,
 }
 
 thread_local! {
@@ -317,6 +318,7 @@ pub unsafe extern "C" fn pageout_stats(swap: *mut Handle, out: *mut Stats, size:
             major_faults: counters.pgmajfault.load(Relaxed),
             lost_bytes: counters.poisoned.load(Relaxed) * PAGE,
             full: handle.swap.is_full().into(),
+            write_errors: counters.write_errors.load(Relaxed),
         };
         let known = size.min(size_of::<Stats>());
         // SAFETY: `out` has room for `size`; what is beyond our own is zeros.

@@ -193,6 +193,19 @@ fn pinned_bytes_stay() {
 }
 
 #[test]
+fn what_is_not_mapped_any_more_cannot_be_pinned() {
+    watched(|| {
+        let Some(swap) = swap() else { return };
+        let region = swap.map(MIB).unwrap();
+        // SAFETY: not looked at any more.
+        assert_eq!(unsafe { libc::munmap(region.as_mut_ptr().add(65536).cast(), 65536) }, 0);
+        let error = region.pin(0..131072).unwrap_err().to_string();
+        assert!(error.ends_with("the program has locked or changed the mapping"), "{error}");
+        region.pin(0..65536).unwrap();
+    });
+}
+
+#[test]
 fn pins_of_the_same_bytes_end_before_their_count() {
     watched(|| {
         let built = Swap::builder().memory(Bytes::gib(16)).device("mem,size=64M").build();
@@ -317,7 +330,7 @@ fn a_child_has_no_regions() {
         if child == 0 {
             let refused = matches!(region.advise(0..1, Advice::Cold), Err(Error::Forked));
             // What may lie there by now is somebody else's.
-            let first = std::panic::AssertUnwindSafe(|| region.as_slice::<u8>()[0]);
+            let first = || region.as_slice::<u8>()[0];
             let shows = std::panic::catch_unwind(first).is_ok();
             let refused = refused && !shows;
             drop(region);

@@ -24,11 +24,11 @@ use core::ffi::{c_int, c_void};
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
 use linux_raw_sys::general::{__NR_rt_sigaction, __NR_rt_sigprocmask, __NR_rt_tgsigqueueinfo};
+use once_cell::race::OnceBox;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::boxed::Box;
-use std::sync::OnceLock;
 
 use super::memory::{wiped_in_children, Mapping};
 
@@ -135,8 +135,9 @@ unsafe impl Sync for Shared {}
 // SAFETY: the mappings are nobody's in particular.
 unsafe impl Send for Shared {}
 
-/// Made with the first engine, and there for good: a handler may be about to look.
-static SHARED: OnceLock<Result<Shared, Errno>> = OnceLock::new();
+/// Made with the first engine, and there for good: a handler may be about to look. Nobody waits for another thread, which a fork's
+/// child does not have.
+static SHARED: OnceBox<Result<Shared, Errno>> = OnceBox::new();
 
 impl Shared {
     fn new() -> Result<Self, Errno> {
@@ -213,7 +214,7 @@ impl Presence {
     /// The engine is there as long as this lives.
     pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Error> {
         let refused = |errno| Error::Memory { what: "inline delivery", len: Bytes(0), errno };
-        let shared = SHARED.get_or_init(Shared::new).as_ref().map_err(|errno| refused(*errno))?;
+        let shared = SHARED.get_or_init(|| Box::new(Shared::new())).as_ref().map_err(|errno| refused(*errno))?;
         shared.clean().map_err(refused)?;
         shared.install()?;
         let pointer = engine as *const _ as *mut _;

@@ -12,9 +12,10 @@ use crate::device::{Device, Kind, Run};
 use crate::space::{BLOCK, PAGE};
 use core::ffi::{c_void, CStr};
 use core::mem::transmute;
+use once_cell::race::OnceBox;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
-use std::sync::OnceLock;
+use std::boxed::Box;
 
 /// A private anonymous mapping; unmapped when dropped.
 ///
@@ -76,15 +77,19 @@ type Unmap = unsafe extern "C" fn(usize, usize);
 impl Agent {
     /// The one that is loaded into this program, if it runs under `pageout run`.
     fn of_run() -> Option<&'static Self> {
-        static AGENT: OnceLock<Option<Agent>> = OnceLock::new();
+        static AGENT: OnceBox<Option<Agent>> = OnceBox::new();
+        // Nobody waits for another thread, which a fork's child does not have.
+        AGENT.get_or_init(|| Box::new(Self::find())).as_ref()
+    }
+
+    fn find() -> Option<Self> {
         // SAFETY: functions of these types, if they are there.
-        let agent = AGENT.get_or_init(|| unsafe {
+        unsafe {
             let find = |name: &CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
             let map = transmute::<*mut c_void, Option<Map>>(find(c"pageout_agent_map"))?;
             let unmap = transmute::<*mut c_void, Option<Unmap>>(find(c"pageout_agent_unmap"))?;
             Some(Self { map, unmap })
-        });
-        agent.as_ref()
+        }
     }
 
     fn map(&self, len: usize) -> Result<usize, Errno> {

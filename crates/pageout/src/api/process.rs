@@ -3,7 +3,8 @@
 
 use super::memory::wiped_in_children;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::OnceLock;
+use once_cell::race::OnceBox;
+use std::boxed::Box;
 
 /// Tells the calling process from all that it descends from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +29,10 @@ impl Process {
 
 /// A word that is 0 in a fork's child. `None`: no memory.
 fn own() -> Option<&'static AtomicU64> {
-    static OWN: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+    // Nobody waits for another thread, which a fork's child does not have. Who loses a race leaves a page behind.
+    static OWN: OnceBox<Option<&'static AtomicU64>> = OnceBox::new();
     // SAFETY: zeros are a number.
-    *OWN.get_or_init(|| unsafe { wiped_in_children() }.ok())
+    *OWN.get_or_init(|| Box::new(unsafe { wiped_in_children() }.ok()))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::space::{page_start, BLOCK, PAGE, UNIT};
 use crate::sync::Wait;
 use core::fmt;
 use core::ops::Range;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice as Madvise};
 use std::sync::Arc;
@@ -68,7 +69,9 @@ pub struct RegionStats {
 ///   name is no memory (SIGSEGV), or what the child has mapped since. Dropping it there does nothing.
 ///   Do not undo that (`MADV_DOFORK`): the child would read zeros where the parent has pages out.
 /// * **`mremap`, `munmap`, `mmap(MAP_FIXED)`** of a part of it: do not. What was moved away and is out when the last handle and
-///   region go is lost: SIGBUS.
+///   region go is lost: SIGBUS. What the program has mapped in its place goes with the region.
+/// * **Mappings**: each region is three of `vm.max_map_count` (65,530 in most systems).
+/// * **Who looks from outside** (`/proc/PID/mem`, and so debuggers) gets EIO for what is out, and core dumps do not have it.
 /// * **Memory that is read-only** (`mprotect`) does not leave, and counts: the kernel moves what can be written.
 /// * **Allocators**: do not put the program's global allocator, thread stacks or signal stacks in it.
 /// * **Handlers of signals** may touch it, but for one that can interrupt the allocator (`malloc`) where that has one lock for
@@ -307,7 +310,13 @@ impl Region {
             match unsafe { madvise(start as *mut _, end - start, Madvise::LinuxPopulateRead) } {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(errno) => return Err(self.refused("bringing pages in", end - start, errno)),
+                Err(errno) => {
+                    let is_ours = |engine: &Engine<_>| (start..end).step_by(PAGE).all(|at| engine.manages(at));
+                    // The kernel says no memory where nothing is mapped.
+                    let is_gone = errno == Errno::NOMEM && !self.area.inner.quietly(is_ours);
+                    let errno = if is_gone { Errno::NXIO } else { errno };
+                    return Err(self.refused("bringing pages in", end - start, errno));
+                }
             }
         }
     }
@@ -348,6 +357,10 @@ impl Region {
     }
 }
 
+// A panic leaves nothing of the engine's half done, and what the program's bytes mean is for whoever wrote them to know.
+impl UnwindSafe for Region {}
+impl RefUnwindSafe for Region {}
+
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region").field("start", &self.as_ptr()).field("len", &self.len).finish()
@@ -362,6 +375,9 @@ pub struct Pinned {
     end: usize,
     range: Range<usize>,
 }
+
+impl UnwindSafe for Pinned {}
+impl RefUnwindSafe for Pinned {}
 
 impl Pinned {
     /// The bytes of the region that were asked for.

@@ -11,6 +11,7 @@ use crate::engine::{Engine, Swapin};
 use crate::stats::Stats;
 use crate::sync::{Lock, LockClass};
 use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use std::string::String;
 use std::sync::mpsc::{channel, sync_channel, Sender};
 use std::sync::Arc;
@@ -76,6 +77,10 @@ impl Swap {
     }
 }
 
+// A panic leaves nothing of the engine's half done.
+impl UnwindSafe for Swap {}
+impl RefUnwindSafe for Swap {}
+
 impl fmt::Debug for Swap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Swap").field("memory", &self.inner.memory).finish_non_exhaustive()
@@ -103,7 +108,7 @@ impl fmt::Debug for Swap {
 ///   kernel ends the process then. In the program's own handler of SIGBUS that means `SA_NODEFER`.
 /// * **A handler of SIGBUS** that the program had before [`Builder::build`] is called for everything that is not a fault of
 ///   a region, as the kernel would (mask, `SA_SIGINFO`, `SA_RESETHAND`; `SIG_DFL` and `SIG_IGN` as well), and for bytes
-///   that are lost. One that is installed later must pass on what it does not know to the one that
+///   that are lost; but on the stack for signals, if there is one, without `SA_ONSTACK` too: that must have room for it. One that is installed later must pass on what it does not know to the one that
 ///   `sigaction` returned, and be installed with all signals blocked (`sigfillset` of its `sa_mask`) where handlers of other
 ///   signals touch regions: until it has passed on, SIGBUS is blocked. The next `Swap` comes before it.
 /// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted
