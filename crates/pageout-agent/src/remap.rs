@@ -383,8 +383,10 @@ fn look(start: usize, end: usize, any: bool) -> Option<Vec<(usize, usize)>> {
             access.copy_from_slice(area.permissions);
         }
         alike &= any || (area.is_anonymous() && area.permissions == access);
-        alike &= parts.last().is_none_or(|last| last.1 == area.start);
-        parts.push((area.start.max(start), area.end.min(end)));
+        let before = parts.last().map_or(area.start.max(start), |last| last.1);
+        // One that begins earlier has been merged since the last was read.
+        alike &= area.start <= before;
+        parts.push((before, area.end.min(end)));
     });
     let ends = parts.last().is_some_and(|last| last.1 == end);
     (alike && ends).then_some(parts)

@@ -45,7 +45,8 @@ fn run_ends_by_the_signal_that_ended_the_program() {
 #[test]
 fn the_signal_of_a_parents_death_passes_through() {
     let place = Place::new();
-    let script = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)";
+    let script =
+        "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)";
     let mut command = place.pageout(["run", "python3", "-c", script]);
     // SAFETY: takes integers only.
     unsafe {

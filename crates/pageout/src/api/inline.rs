@@ -214,7 +214,8 @@ impl Presence {
     /// The engine is there as long as this lives.
     pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Error> {
         let refused = |errno| Error::Memory { what: "inline delivery", len: Bytes(0), errno };
-        let shared = SHARED.get_or_init(|| Box::new(Shared::new())).as_ref().map_err(|errno| refused(*errno))?;
+        let shared =
+            SHARED.get_or_init(|| Box::new(Shared::new())).as_ref().map_err(|errno| refused(*errno))?;
         shared.clean().map_err(refused)?;
         shared.install()?;
         let pointer = engine as *const _ as *mut _;

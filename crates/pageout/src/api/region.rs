@@ -311,7 +311,8 @@ impl Region {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => {
-                    let is_ours = |engine: &Engine<_>| (start..end).step_by(PAGE).all(|at| engine.manages(at));
+                    let is_ours =
+                        |engine: &Engine<_>| (start..end).step_by(PAGE).all(|at| engine.manages(at));
                     // The kernel says no memory where nothing is mapped.
                     let is_gone = errno == Errno::NOMEM && !self.area.inner.quietly(is_ours);
                     let errno = if is_gone { Errno::NXIO } else { errno };
