@@ -5,6 +5,7 @@
 //! the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -112,19 +113,7 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
     let signals = Signals::block(&watched).context("signals")?;
     sys::become_subreaper().context("subreaper")?;
-    // In our own environment, which the program inherits as it is: one made for it would be in another order, and without what
-    // is no variable.
-    std::env::set_var("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), &agent));
-    std::env::set_var(ENV_RUN, server.socket_path());
-    // Who is told by its number that something is for it is the program; the agent writes its own there.
-    let own = std::process::id();
-    for name in ["LISTEN_PID", "WATCHDOG_PID"] {
-        if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
-            std::env::set_var(name, format!("{own:010}"));
-        }
-    }
-    let mut command = Command::new(&program);
-    command.arg0(&options.command[0]).args(&options.command[1..]);
+    let mut command = command(&program, &options.command, &agent, &server);
     signals.restore_in(&mut command, dispositions, open_files, umask);
     let witness = Witness::start();
     // Of what we were before: a shell that had begun them executed us. And the witness.
@@ -150,17 +139,35 @@ pub fn run(options: &RunOptions) -> Result<i32> {
         // The program's status says how it went, which may have taken days.
         say::error(format_args!("{error:#}"));
     }
-    Ok(match status.signal() {
-        // A shell leaves its loop only where some have ended a program, not for a status; a service that is stopped by one has
-        // not failed.
-        Some(signal) => {
-            drop(server);
-            say::last_lines();
-            sys::die_of(signal);
-            128 + signal
+    Ok(end_as(status, server))
+}
+
+/// How the program is started. In our own environment, which it inherits as it is: one made for it would be in another order, and
+/// without what is no variable.
+fn command(program: &Path, words: &[OsString], agent: &Path, server: &Server) -> Command {
+    std::env::set_var("LD_PRELOAD", agent::preload(std::env::var_os("LD_PRELOAD"), agent));
+    std::env::set_var(ENV_RUN, server.socket_path());
+    // Who is told by its number that something is for it is the program; the agent writes its own there.
+    let own = std::process::id();
+    for name in ["LISTEN_PID", "WATCHDOG_PID"] {
+        if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
+            std::env::set_var(name, format!("{own:010}"));
         }
-        None => status.code().unwrap_or_default(),
-    })
+    }
+    let mut command = Command::new(program);
+    command.arg0(&words[0]).args(&words[1..]);
+    command
+}
+
+/// Our exit status is the program's. What a signal ended ends us by that signal: a shell leaves its loop only then, and a service
+/// that was stopped so has not failed.
+fn end_as(status: ExitStatus, server: Server) -> i32 {
+    let Some(signal) = status.signal() else { return status.code().unwrap_or_default() };
+    drop(server);
+    say::last_lines();
+    sys::die_of(signal);
+    // As the first of its namespace nobody dies of one.
+    128 + signal
 }
 
 /// Serves until the program has ended, and those that it left; how it ended.
