@@ -46,7 +46,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              PARTUUID= or PARTLABEL=, as swapon(8) takes them. A file must have mode 0600, belong to the user or root, and \
              lie in a directory that only its owner can write. An existing file or \
              block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
-             end, unless processes live on that read from them (PROCESSES). A new file is made with mode 0600 and removed at the end. Where others can write \
+             end, unless processes live on that read from them (PROCESSES). Where run itself is killed, one that had no header holds what was swapped, and is \
+             refused until it is removed or has one: a service that is started again needs a file that mkswap(8) has made, or none by name. A new file is made with mode 0600 and removed at the end. Where others can write \
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
