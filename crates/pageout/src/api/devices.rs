@@ -240,7 +240,7 @@ pub fn is_swapped_on(about: &fs::Metadata) -> bool {
     })
 }
 
-/// A path that was text has no zero byte, or is not found.
+/// A path of a specification has no zero byte.
 fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_encoded_bytes()).unwrap_or_default()
 }

@@ -73,6 +73,7 @@ impl Spec {
         let mut parts = text.split(',');
         let backing = match parts.next() {
             None | Some("") => return Err(TAKES.into()),
+            Some(name) if name.contains('\0') => return Err("no file has a zero byte in its name".into()),
             Some("mem") => Backing::Memory,
             Some(name) if RESERVED.contains(&name) => {
                 return Err(format!("no memory is compressed yet; name a file of that name as ./{name}"));
@@ -101,6 +102,7 @@ impl Spec {
                 },
                 ("discard", None) => spec.discard = true,
                 ("rotational", None) => spec.rotational = true,
+                ("", None) => return Err(format!("nothing behind a comma: {TAKES}")),
                 _ => return Err(format!("{part}: {TAKES}")),
             }
         }
@@ -175,6 +177,8 @@ mod tests {
         assert_eq!(Spec::parse("").unwrap_err().to_string(), format!("(empty): {takes}"));
         assert_eq!(says(",size=1G"), takes);
         assert_eq!(says("mem,fast"), format!("fast: {takes}"));
+        assert_eq!(says("mem,"), format!("nothing behind a comma: {takes}"));
+        assert_eq!(says("a\0b"), "no file has a zero byte in its name");
         assert_eq!(says("mem,discard=1"), format!("discard=1: {takes}"));
         assert_eq!(says("a,size=x"), "size=x: takes a size like 8G, with K, M, G, T or P");
         assert_eq!(says("lz4,size=1G"), "no memory is compressed yet; name a file of that name as ./lz4");
