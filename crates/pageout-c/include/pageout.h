@@ -82,9 +82,10 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
  * - A thread that touches a region must not block SIGBUS; nor must a handler that does (sa_mask). In the program's own
  *   handler of SIGBUS that means SA_NODEFER.
  * - A handler of SIGBUS that the program had before is called for all that is not a region's, as the kernel would, and
- *   for bytes that are lost; but on the stack for signals (sigaltstack), if there is one, without SA_ONSTACK too. One that is installed later must pass on what it does not know to the one that
- *   sigaction() returned. Other handlers may touch regions; the later one must be installed with all signals blocked then
- *   (sigfillset() of its sa_mask), since SIGBUS is blocked until it has passed on.
+ *   for bytes that are lost; but on the stack for signals (sigaltstack), if there is one, without SA_ONSTACK too. One
+ *   that is installed later must pass on what it does not know to the one that sigaction() returned. Other handlers may
+ *   touch regions; the later one must be installed with all signals blocked then (sigfillset() of its sa_mask), since
+ *   SIGBUS is blocked until it has passed on.
  * - Two descriptors are in the program's table, with high numbers and close-on-exec. If they are closed, faults take
  *   longer. The library must not be unloaded.
  */

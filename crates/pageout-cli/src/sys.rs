@@ -518,8 +518,8 @@ impl Signals {
         Some(Signal { number: info.ssi_signo as i32, from_process, value })
     }
 
-    /// Makes `command` start with the signals, the clocks, the standard streams and the limit of open files that we were started
-    /// with, the signal of a parent's death among them.
+    /// Makes `command` start with the signals, that of a parent's death among them, the clocks, which stop here, the standard
+    /// streams and the limit of open files that we were started with.
     pub fn restore_in(&self, command: &mut Command, dispositions: Dispositions, open_files: u64, umask: u32) {
         let before = self.before;
         let mut of_death = 0;

@@ -108,9 +108,10 @@ impl fmt::Debug for Swap {
 ///   kernel ends the process then. In the program's own handler of SIGBUS that means `SA_NODEFER`.
 /// * **A handler of SIGBUS** that the program had before [`Builder::build`] is called for everything that is not a fault of
 ///   a region, as the kernel would (mask, `SA_SIGINFO`, `SA_RESETHAND`; `SIG_DFL` and `SIG_IGN` as well), and for bytes
-///   that are lost; but on the stack for signals, if there is one, without `SA_ONSTACK` too: that must have room for it. One that is installed later must pass on what it does not know to the one that
-///   `sigaction` returned, and be installed with all signals blocked (`sigfillset` of its `sa_mask`) where handlers of other
-///   signals touch regions: until it has passed on, SIGBUS is blocked. The next `Swap` comes before it.
+///   that are lost; but on the stack for signals, if there is one, without `SA_ONSTACK` too: that must have room for it.
+///   One that is installed later must pass on what it does not know to the one that `sigaction` returned, and be
+///   installed with all signals blocked (`sigfillset` of its `sa_mask`) where handlers of other signals touch regions:
+///   until it has passed on, SIGBUS is blocked. The next `Swap` comes before it.
 /// * **Other signals** wait while a thread answers its fault. Their handlers may touch regions, whatever they interrupted
 ///   but an allocator that they share a lock of with the engine ([`Region`]).
 /// * **Stacks**: 4 KiB and the kernel's signal frame are used of the stack that signals are taken on (`sigaltstack`, if
