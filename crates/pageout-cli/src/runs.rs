@@ -169,29 +169,44 @@ fn all(number: Option<i32>) -> Result<Found> {
 
 /// The runs that `--run` means: all without it, else those that the number or name fits, at least one.
 pub fn chosen(id: Option<&str>) -> Result<Vec<(Run, View)>> {
+    let (runs, silent) = choose(id)?;
+    leave_out(&silent);
+    Ok(runs)
+}
+
+fn leave_out(silent: &[String]) {
+    silent.iter().for_each(|why| say::warning(format_args!("{why}; left out")));
+}
+
+/// The same, and what to say of those that do not answer.
+fn choose(id: Option<&str>) -> Result<(Vec<(Run, View)>, Vec<String>)> {
     let number = id.and_then(|id| id.parse::<i32>().ok());
     let (runs, silent) = all(number)?;
-    for (run, why) in silent {
-        if number.is_some_and(|pid| tree::descends_from(pid, run)) {
-            bail!(why);
-        }
-        say::warning(format_args!("{why}; left out"));
+    let is_meant = |run: i32| number.is_some_and(|pid| tree::descends_from(pid, run));
+    if let Some((_, why)) = silent.iter().find(|(run, _)| is_meant(*run)) {
+        bail!("{why}");
     }
-    let Some(id) = id else { return Ok(runs) };
+    let silent: Vec<String> = silent.into_iter().map(|(_, why)| why).collect();
+    let Some(id) = id else { return Ok((runs, silent)) };
     let is_number = |run: &(Run, View)| number.is_some_and(|pid| has(run, pid));
     let found: Vec<_> = match runs.iter().any(is_number) {
         true => runs.into_iter().filter(is_number).collect(),
         false => runs.into_iter().filter(|(_, view)| view.is_named(id)).collect(),
     };
     if found.is_empty() {
+        leave_out(&silent);
         bail!("--run {}: no tree of yours has such a process or program; see pageout ps", say::shown(id));
     }
-    Ok(found)
+    Ok((found, silent))
 }
 
 /// The one run that `--run` means, or the only one.
 pub fn one(id: Option<&str>) -> Result<(Run, View)> {
-    let mut runs = chosen(id)?;
+    let (mut runs, silent) = choose(id)?;
+    if let ([], [why]) = (&runs[..], &silent[..]) {
+        bail!("{why}");
+    }
+    leave_out(&silent);
     if runs.len() > 1 {
         let names: Vec<String> =
             runs.iter().map(|(run, view)| format!("{} ({})", run.pid, view.program)).collect();

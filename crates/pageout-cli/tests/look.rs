@@ -366,6 +366,7 @@ fn a_run_that_is_stopped_is_left_out() {
     assert_eq!((ended.status, ended.err), (0, format!("pageout: {line}\n")));
     let line = format!("run {id}: no answer; if it is stopped, continue it (kill -CONT {id})");
     here.refuses(&["show", "--run", &id.to_string()], &line);
+    here.refuses(&["stat"], &line);
     // SAFETY: as above.
     unsafe { libc::kill(run.id() as i32, libc::SIGCONT) };
     assert_eq!(here.shows(&["ps"]).lines().count(), 2);
