@@ -82,6 +82,34 @@ fn a_read_beyond_the_end_is_an_error() {
     }
 }
 
+/// The kernel moves less than 2 GiB by a call. Of the memory all but the end is the same over and over.
+#[test]
+fn what_takes_several_calls_is_read_to_its_place() {
+    use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+    const MOST: usize = 0x7fff_f000;
+    let len = 2 * MOST + 2 * PAGE;
+    let end = len - 2 * PAGE;
+    let device = FileDevice::create_memory((len + PAGE) as u64).unwrap();
+    let memory = Memory::filled(3 * PAGE, 29);
+    assert_eq!(write_all(&device, &[memory.run(0, end as u64, 3 * PAGE)]), [Ok(())]);
+    let window = rustix::fs::memfd_create(c"window", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&window, 2 * MIB as u64).unwrap();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, others in its place, and reads into it.
+    unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let start = mmap_anonymous(std::ptr::null_mut(), len + PAGE, access, flags).unwrap() as usize;
+        for at in (0..end).step_by(2 * MIB) {
+            let (at, len) = ((start + at) as *mut _, (end - at).min(2 * MIB));
+            mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, &window, 0).unwrap();
+        }
+        assert_eq!(device.read_vectored(0, &[(start, len), (start + len, PAGE)]), Ok(()));
+        let found = std::slice::from_raw_parts((start + end) as *const u64, 3 * PAGE / 8);
+        assert!(found == memory.words());
+        munmap(start as *mut _, len + PAGE).unwrap();
+    }
+}
+
 #[test]
 fn memory_that_is_not_there_is_an_error() {
     let device = FileDevice::create_memory(SIZE).unwrap();

@@ -77,6 +77,25 @@ fn what_the_child_writes_is_not_the_parents() {
     end(&world);
 }
 
+/// No event tells of it, so it is in no region.
+#[test]
+fn what_grew_in_place_and_is_out_is_the_childs_too() {
+    let world = parent(64);
+    let _on_failure = OnFailure(&world);
+    let kernel = &world.engine.kernel;
+    world.program.lock().unwrap().start_munmap(kernel, 1, (600, 64));
+    world.settle();
+    world.program.lock().unwrap().start_grow(kernel, (600, 64));
+    touch(&world, 0, 600, 64, true);
+    world.settle();
+    leave(&world, 664);
+    let (child, slots) = fork(&world);
+    let _on_failure = OnFailure(&child);
+    end(&child);
+    world.engine.disinherit(&slots);
+    end(&world);
+}
+
 #[test]
 fn what_is_being_read_is_the_childs_too() {
     let world = parent(64);

@@ -12,6 +12,8 @@ use pageout::fault::Server;
 use pageout::kernel::sim::Simulated;
 use pageout::kernel::Kernel;
 use pageout::page::Tag;
+use pageout::reclaim::HOLDS_MAX;
+use pageout::space::UNIT;
 use pageout::swap::vacate::Vacated;
 use pageout::swap::Place;
 use pageout::sync::atomic::Ordering::Relaxed;
@@ -997,6 +999,75 @@ fn what_is_pinned_meanwhile_stays() {
     end(&world);
 }
 
+/// Memory that a program has locked (`Region::hold`): as often as it is held it is let go.
+#[test]
+fn what_is_held_stays_until_it_is_let_go() {
+    let world = world(|plan| plan);
+    let _on_failure = OnFailure(&world);
+    let engine = &world.engine;
+    let at = |page: usize| engine.kernel.program_base() + page * PAGE;
+    touch(&world, 0, 0, 64, true);
+    world.settle();
+    let queued = || engine.policy.lock().len();
+    let before = queued();
+    assert!(engine.hold(at(20), at(40)) && engine.hold(at(20), at(30)));
+    engine.release_hold(at(20), at(40));
+    assert!(engine.hold(at(20), at(40)));
+    assert_eq!((engine.held_bytes(), queued()), (2 * UNIT as u64, before));
+    evict_all(&world);
+    assert_eq!((present(&world, 0..64), present(&world, 16..48)), (32, 32));
+    engine.release_hold(at(20), at(40));
+    assert_eq!(engine.held_bytes(), UNIT as u64);
+    evict_all(&world);
+    assert_eq!((present(&world, 0..64), present(&world, 16..32)), (16, 16));
+    engine.release_hold(at(20), at(30));
+    assert_eq!(engine.held_bytes(), 0);
+    evict_all(&world);
+    assert_eq!((present(&world, 0..64), queued()), (0, 0));
+    // What is out is not queued by that.
+    assert!(engine.hold(at(0), at(64)));
+    engine.release_hold(at(0), at(64));
+    assert_eq!(queued(), 0);
+    end(&world);
+    // As often as there can be.
+    assert!((0..HOLDS_MAX).all(|_| engine.hold(at(16), at(32))));
+    assert!(!engine.hold(at(0), at(64)));
+    assert_eq!(engine.held_bytes(), UNIT as u64);
+    (0..HOLDS_MAX).for_each(|_| engine.release_hold(at(16), at(32)));
+    // Nothing is there meanwhile.
+    assert!(engine.hold(at(0), at(64)));
+    world.program.lock().unwrap().start_dontneed(&engine.kernel, 1, (0, 64));
+    world.settle();
+    evict_all(&world);
+    engine.unmanaged(engine.measure());
+    engine.release_hold(at(0), at(64));
+    end(&world);
+}
+
+#[test]
+fn of_what_is_held_as_a_part_of_a_huge_page_all_stays() {
+    let world = advised_by(2, 1, |plan| Plan { huge: 3, limit_pages: 2048, ..plan });
+    let _on_failure = OnFailure(&world);
+    let engine = &world.engine;
+    let at = |page: usize| engine.kernel.program_base() + page * PAGE;
+    touch(&world, 0, 0, 512, true);
+    world.settle();
+    assert!(engine.kernel.is_huge(at(0)));
+    let queued = || engine.policy.lock().len();
+    let before = queued();
+    assert!(engine.hold(at(100), at(101)));
+    engine.release_hold(at(100), at(101));
+    assert!(engine.hold(at(100), at(101)));
+    assert_eq!(queued(), before);
+    evict_all(&world);
+    assert_eq!(present(&world, 0..512), 512);
+    assert!(engine.kernel.is_huge(at(0)));
+    engine.release_hold(at(100), at(101));
+    evict_all(&world);
+    assert_eq!(present(&world, 0..512), 0);
+    end(&world);
+}
+
 #[test]
 fn a_page_shared_since_a_fork_is_met_by_a_fault_that_reclaims() {
     let world = world(|plan| Plan { limit_pages: 64, chunks: 2, ..plan });
@@ -1154,6 +1225,8 @@ fn frames_that_were_not_needed_keep_nothing_from_leaving() {
     for _ in 0..200 {
         world.engine.measure();
         world.balance();
+        let left = 256 - world.engine.kernel.resident_pages() as i64;
+        assert_eq!(world.engine.budget.get(), left, "budget");
         world.engine.policy.lock().unpark();
         (0..1000).for_each(|_| _ = world.engine.kernel.now());
     }

@@ -73,6 +73,25 @@ fn s0_2_counts_that_overflow_in_neighbours_share_nothing() {
 }
 
 #[test]
+fn s0_2_counts_that_overflow_in_one_cluster_end_apart() {
+    let (slots, id) = slots_with(1, PLAIN);
+    let run = slots.alloc(0, CLUSTER_ORDER, owner(0)).unwrap();
+    let counts = [(3, 300), (4, 700)];
+    for (at, more) in counts {
+        (0..more).for_each(|_| slots.dup(run.at(at), 1).unwrap());
+    }
+    for (at, more) in counts {
+        (0..more).for_each(|_| assert_eq!(slots.put(run.at(at), 1), Ok(0)));
+        assert_eq!(slots.look(run.at(at)), Ok((owner(at as u64), 1)));
+        slots.audit();
+        assert_eq!(slots.put(run.at(at), 1), Ok(1));
+        assert!(slots.look(run.at(at)).is_err());
+    }
+    assert_eq!(slots.usage(id).unwrap().used, CLUSTER_SLOTS as u64 - 2);
+    slots.audit();
+}
+
+#[test]
 fn s0_4_what_nobody_names_is_not_read_ahead_and_new_slots_have_owners_at_once() {
     let (slots, id) = slots_with(2, PLAIN);
     let entries: Vec<Entry> = (0..16).map(|page| slots.alloc(0, 0, owner(page)).unwrap()).collect();
@@ -255,6 +274,17 @@ fn priorities_come_first_and_equal_devices_take_turns() {
 }
 
 #[test]
+fn of_a_device_that_is_left_out_no_hint_is_followed() {
+    let slots = Slots::new(1);
+    let on = |priority| slots.swapon(DeviceConfig { priority, ..PLAIN }).unwrap();
+    let (first, second) = (on(2), on(1));
+    let alloc = |not: u64| slots.alloc_by(0, 0, owner(0), Memory::Asked, not).unwrap().device();
+    let bit = |id: DeviceId| 1 << id.index();
+    assert_eq!([0, bit(first), 0, bit(second)].map(alloc), [first, second, second, first].map(Some));
+    assert_eq!(slots.alloc_by(0, 0, owner(0), Memory::Asked, bit(first) | bit(second)), Err(Lack::Slots));
+}
+
+#[test]
 fn s3_1_on_an_aged_device_cpus_allocate_from_different_places() {
     // Aged by one CPU, so all clusters are listed together; and by each for itself.
     for aging_cpus in [1, 4] {
@@ -326,6 +356,16 @@ fn s3_3_larger_orders_ascend_too() {
     slots.audit();
 }
 
+/// Larger orders have left nothing that is free, but room in their clusters.
+#[test]
+fn s3_3_single_pages_of_a_rotating_disk_take_from_larger_orders() {
+    let size = 2 * CLUSTER_SLOTS;
+    let (slots, _) = slots_with(1, DeviceConfig { rotational: true, slots: size as u64, ..PLAIN });
+    assert!(slots.alloc(0, 4, owner(0)).is_some() && slots.alloc(0, 5, owner(0)).is_some());
+    assert_eq!(drain(&slots, 0, 0).len(), size - 16 - 32);
+    slots.audit();
+}
+
 #[test]
 fn s4_1_runs_of_any_order_are_aligned_and_within_a_cluster() {
     for order in 0..=CLUSTER_ORDER {
@@ -374,6 +414,25 @@ fn trunks_of_any_size_come_and_go() {
     }
     let odd = |trunk_clusters| Slots::new(1).swapon(DeviceConfig { trunk_clusters, ..PLAIN });
     assert_eq!([0, 3, 64].map(odd), [Err(SwaponError::BadSize); 3]);
+    let large = |first, slots| Slots::new(1).swapon(DeviceConfig { first, slots, ..PLAIN });
+    assert_eq!(large(CLUSTER_SLOTS as u64, TRUNK_SLOTS), Err(SwaponError::BadSize));
+    assert_eq!(large(0, MAX_SLOTS + 1), Err(SwaponError::BadSize));
+}
+
+/// The header is nobody's to lend, nor is what lies behind the end.
+#[test]
+fn a_trunk_that_the_header_or_the_end_cuts_short_stays() {
+    let size = 3 * TRUNK_SLOTS - 7;
+    let (slots, id) = slots_with(1, DeviceConfig { slots: size, first: 1, ..PLAIN });
+    assert_eq!(slots.usage(id), Some(DeviceUsage { slots: size, used: 0, free_clusters: 96 }));
+    // One that was never used, and none that was.
+    assert_eq!([0; 2].map(|kept| slots.take_empty_trunk(id, kept)), [Some(1), None]);
+    assert_eq!(slots.usage(id).unwrap().slots, size - TRUNK_SLOTS);
+    let mut all = drain(&slots, 0, 0);
+    assert_eq!(all.len() as u64, size - TRUNK_SLOTS - 1);
+    slots.put_batch(&mut all).unwrap();
+    assert_eq!(slots.take_empty_trunk(id, 0), None);
+    slots.audit();
 }
 
 #[test]
