@@ -408,6 +408,8 @@ pub struct Census {
     pub huge_holes: Vec<u32>,
     /// Chunks for what can be executed that are holes, by their first frame.
     pub executable_holes: Vec<u32>,
+    /// Those that could not be dropped, with how far they are filled.
+    pub executable_left: Vec<Part>,
 }
 
 #[cfg(any(test, feature = "simulated"))]
@@ -425,6 +427,7 @@ impl Frames {
             huge_ready: self.huge_ready.lock().clone(),
             huge_holes: self.huge_holes.lock().clone(),
             executable_holes: self.executable_holes.lock().clone(),
+            executable_left: self.executable_left.lock().clone(),
         }
     }
 }

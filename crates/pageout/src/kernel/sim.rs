@@ -112,7 +112,7 @@ struct State {
     random: u64,
     /// So many of 65536 moves and copies stop half-way.
     partial: u32,
-    /// So many of 65536 copies find no memory.
+    /// So many of 65536 copies find no memory, and of the times that frames are dropped.
     short: u32,
     /// So many of 65536 mappings can be executed.
     executable: u32,
@@ -129,6 +129,11 @@ impl State {
             self.told = self.growths;
         }
         self.changing > 0
+    }
+
+    /// Is there no memory this time?
+    fn is_short(&mut self) -> bool {
+        self.short > 0 && splitmix(&mut self.random) & 0xffff < u64::from(self.short)
     }
 }
 
@@ -231,7 +236,8 @@ impl Simulated {
         self.state.lock().signals = true;
     }
 
-    /// So many of 65536 copies find no memory.
+    /// So many of 65536 copies find no memory, and of the times that frames are dropped (MADV_DONTNEED of a part, where the
+    /// process has as many mappings as it may).
     pub fn set_short(&self, of_65536: u32) {
         self.state.lock().short = of_65536;
     }
@@ -745,7 +751,7 @@ impl Simulated {
         if state.is_changing() {
             return refused(Errno::AGAIN);
         }
-        if state.short > 0 && splitmix(&mut state.random) & 0xffff < u64::from(state.short) {
+        if state.is_short() {
             return refused(Errno::NOMEM);
         }
         self.step(to, len, wake, &mut state, |state, i| {
@@ -1044,6 +1050,9 @@ unsafe impl Kernel for Simulated {
         self.meanwhile();
         let mut state = self.state.lock();
         assert!(at >= self.frames_base(), "managed memory dropped");
+        if state.is_short() {
+            return Err(Errno::NOMEM);
+        }
         let range = self.range(at, len);
         for index in range.clone() {
             self.drop_page(&mut state, index);

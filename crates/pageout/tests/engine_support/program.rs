@@ -38,6 +38,8 @@ pub struct Value {
     pub token: u64,
     /// Removals under way: it may read as zeros.
     pub removing: u32,
+    /// It was written meanwhile, before or after it was removed.
+    pub late: bool,
     /// Freed: it may read as zeros until it is written.
     pub lazy: bool,
     /// Raised SIGBUS.
@@ -319,8 +321,8 @@ impl Program {
         }
         if let Some(token) = write {
             self.say(format!("wrote {token} to page {page}"));
-            self.values[page].token = token;
-            self.values[page].lazy = false;
+            let value = &mut self.values[page];
+            (value.token, value.lazy, value.late) = (token, false, value.removing > 0);
         }
     }
 
@@ -544,8 +546,9 @@ impl Program {
     fn removed(&mut self, (first, n): (usize, usize), free: bool) {
         for value in &mut self.values[first..first + n] {
             value.removing -= 1;
-            if free {
+            if free || value.late {
                 value.lazy = true;
+                value.late &= value.removing > 0;
             } else {
                 (value.token, value.lazy, value.lost, value.doubtful) = (0, false, false, false);
             }
