@@ -178,8 +178,10 @@ fn leave_out(silent: &[String]) {
     silent.iter().for_each(|why| say::warning(format_args!("{why}; left out")));
 }
 
-/// The same, and what to say of those that do not answer.
-fn choose(id: Option<&str>) -> Result<(Vec<(Run, View)>, Vec<String>)> {
+/// Runs that are meant, and what to say of those that do not answer.
+type Chosen = (Vec<(Run, View)>, Vec<String>);
+
+fn choose(id: Option<&str>) -> Result<Chosen> {
     let number = id.and_then(|id| id.parse::<i32>().ok());
     let (runs, silent) = all(number)?;
     let is_meant = |run: i32| number.is_some_and(|pid| tree::descends_from(pid, run));
