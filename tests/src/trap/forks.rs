@@ -1190,7 +1190,7 @@ extern "C" fn awaits_another() {
 
 /// libc has each thread change its group by a signal, and waits for all of them: for a thread in a handler of fork, too.
 fn fork_setxid(ctx: &Ctx) -> Outcome {
-    const FORKS: usize = 20;
+    const FORKS: usize = 6;
     let (field, mut ballast) = ctx.evicted()?;
     // SAFETY: functions that stay.
     let set = unsafe { libc::pthread_atfork(Some(awaits_change), Some(awaits_another), None) };
