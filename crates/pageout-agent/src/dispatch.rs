@@ -93,8 +93,8 @@ pub fn begin() -> bool {
 pub fn block() {
     if ON.load(Ordering::Relaxed) {
         sys::block_setxid();
-        go_on();
     }
+    go_on();
 }
 
 fn go_on() {

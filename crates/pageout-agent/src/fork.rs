@@ -16,6 +16,7 @@ use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin,
 use alloc::boxed::Box;
 use core::ffi::{c_void, CStr};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use pageout::call::on_stack;
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Rounds, Wait};
@@ -144,7 +145,7 @@ extern "C" fn prepare() {
 
 /// The first thing behind the clone.
 extern "C" fn parent() {
-    sys::unblock_setxid();
+    sys::unblock_for_fork();
 }
 
 /// In the child, before it goes on: a process with all its memory and no engine. Calls nothing of libc, so
@@ -164,24 +165,16 @@ pub const CHILD_STACK_LEN: usize = 64 << 10;
 
 /// In the child of a clone after [`bequeath`], on its parent's stack: comes back when what was out can be read.
 pub fn child_inherits() {
-    // SAFETY: nobody is on that stack; the register that keeps the stack pointer is one that functions save.
-    unsafe {
-        core::arch::asm!(
-            "mov r12, rsp",
-            "lea rsp, [rip + {stack} + {size}]",
-            "call {inherit}",
-            "mov rsp, r12",
-            stack = sym CHILD_STACK,
-            size = const CHILD_STACK_LEN,
-            inherit = sym inherit,
-            out("r12") _,
-            clobber_abi("C"),
-        );
+    extern "C" fn inherits(_: *const c_void) {
+        inherit();
     }
+    let top = &raw const CHILD_STACK as usize + CHILD_STACK_LEN;
+    // SAFETY: nobody is on that stack.
+    unsafe { on_stack(top, inherits, core::ptr::null()) };
 }
 
 /// The same for who is on [`CHILD_STACK`].
-pub extern "C" fn inherit() {
+pub fn inherit() {
     HEIR.store(WAITING, Ordering::SeqCst);
     GENERATIONS.fetch_add(1, Ordering::Relaxed);
     if !twin::come_in() || !begin() {

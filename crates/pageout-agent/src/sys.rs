@@ -141,14 +141,9 @@ pub fn unblock_for_fork() {
     change_signals(raw::SIG_UNBLOCK, bit(raw::SIGSYS) | bit(SIGSETXID));
 }
 
-/// From here on the first of them waits, too.
+/// From here on the first of them waits, too, until [`unblock_for_fork`].
 pub fn block_setxid() {
     change_signals(raw::SIG_BLOCK, bit(SIGSETXID));
-}
-
-/// Not any more.
-pub fn unblock_setxid() {
-    change_signals(raw::SIG_UNBLOCK, bit(SIGSETXID));
 }
 
 fn bit(signal: u32) -> u64 {

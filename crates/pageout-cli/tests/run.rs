@@ -861,7 +861,7 @@ fn whoever_is_killed_for_want_of_memory_is_told_so() {
     command.env_remove("PAGEOUT_AGENT");
     group.holds(&mut command);
     let ended = finish(&mut command);
-    assert_eq!((ended.out.as_str(), ended.status), ("", 137), "{}", ended.err);
+    assert_eq!((ended.out.as_str(), ended.status), ("", 1009), "{}", ended.err);
     let why =
         "(the kernel has killed for want of memory: what may stay and what is in mem have to fit into 128M)";
     assert!(ended.err.contains(why), "{}", ended.err);

@@ -394,7 +394,7 @@ fn a_process_whose_keeper_died_is_killed_and_never_reads_zeros() {
     let place = Place::new();
     let begin = Instant::now();
     let ended = run(&place, "stranded", &["-s", "mem,size=64M", "--"]);
-    assert_eq!(ended.status, 137);
+    assert_eq!(ended.status, 1009);
     assert!(!ended.out.contains("read"), "{}", ended.out);
     let line = "its engine ended without a word while memory was swapped out; killed, so that it cannot go on with zeros\n";
     assert!(ended.err.starts_with("pageout: ") && ended.err.ends_with(line), "{}", ended.err);
@@ -411,7 +411,7 @@ fn where_cpu_time_is_limited_the_line_says_so() {
     let ended = finish(place.pageout_after("ulimit -t 1000", &run).env(ROLE, "stranded"));
     let line = "out (it may use 1000 s of CPU time, no more: raise ulimit -Ht); killed, so that it cannot go on with zeros\n";
     assert!(ended.err.ends_with(line), "{}", ended.err);
-    assert_eq!((ended.status, ended.err.lines().count()), (137, 1), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (1009, 1), "{}", ended.err);
 }
 
 /// Ends, which its keeper says.
@@ -470,7 +470,7 @@ fn quitter_role() {
 fn a_process_whose_engine_stops_is_stopped() {
     let place = Place::new();
     let ended = run(&place, "quitter", &["-s", "mem,size=64M", "--"]);
-    assert_eq!((ended.status, ended.err.as_str()), (137, "pageout: swap: the device is gone\n"));
+    assert_eq!((ended.status, ended.err.as_str()), (1009, "pageout: swap: the device is gone\n"));
 }
 
 /// Leaves a process behind that is served for a while.

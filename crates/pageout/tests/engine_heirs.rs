@@ -29,6 +29,12 @@ fn fork(world: &World) -> (Arc<World>, Vec<SlotRun>) {
     (child.expect("what happened is clear"), slots)
 }
 
+fn end_both(world: &World, child: &World, slots: &[SlotRun]) {
+    end(child);
+    world.engine.disinherit(slots);
+    end(world);
+}
+
 /// All leave, also what has come back soon.
 fn leave(world: &World, pages: usize) {
     let kernel = &world.engine.kernel;
@@ -72,9 +78,7 @@ fn what_the_child_writes_is_not_the_parents() {
     // Of the second nothing is as its parent wrote it.
     write(&child, 64);
     write(&child, 64);
-    end(&child);
-    world.engine.disinherit(&slots);
-    end(&world);
+    end_both(&world, &child, &slots);
 }
 
 /// No event tells of it, so it is in no region.
@@ -91,9 +95,7 @@ fn what_grew_in_place_and_is_out_is_the_childs_too() {
     leave(&world, 664);
     let (child, slots) = fork(&world);
     let _on_failure = OnFailure(&child);
-    end(&child);
-    world.engine.disinherit(&slots);
-    end(&world);
+    end_both(&world, &child, &slots);
 }
 
 #[test]
@@ -131,9 +133,7 @@ fn a_fork_waits_for_what_is_being_written() {
     }
     let (child, slots) = forks.lock().unwrap().take().unwrap().join().unwrap();
     let _on_failure = OnFailure(&child);
-    end(&child);
-    world.engine.disinherit(&slots);
-    end(&world);
+    end_both(&world, &child, &slots);
 }
 
 /// Slots of the parent are no slots of the child's devices: it knows by its names alone that something is there.
@@ -157,7 +157,5 @@ fn a_device_does_not_leave_a_child_that_has_something_there() {
     child.engine.kernel.advance(1_000_000_000);
     write(&child, 600);
     write(&child, 600);
-    end(&child);
-    world.engine.disinherit(&slots);
-    end(&world);
+    end_both(&world, &child, &slots);
 }

@@ -123,8 +123,12 @@ pub unsafe extern "C" fn forkpty(
 
 /// In the child of a clone of our own, which is on its parent's stack.
 pub(super) fn begin_child(turn: &fork::Turn) {
+    begin_child_by(turn, fork::child_inherits);
+}
+
+fn begin_child_by(turn: &fork::Turn, inherits: impl FnOnce()) {
     if turn.is_out() {
-        fork::child_inherits();
+        inherits();
     } else {
         fork::child();
     }
@@ -167,11 +171,7 @@ static CHILD_SIGNALS: AtomicU64 = AtomicU64::new(0);
 extern "C" fn cloned(child: *mut c_void) -> Start {
     // SAFETY: on the stack of the caller of `clone`, of which this process has a copy that nobody has written to.
     let Cloned { start, turn } = unsafe { child.cast::<Cloned>().read() };
-    if turn.is_out() {
-        fork::inherit();
-    } else {
-        fork::child();
-    }
+    begin_child_by(&turn, fork::inherit);
     CHILD_SIGNALS.store(turn.signals(), Ordering::Relaxed);
     start
 }

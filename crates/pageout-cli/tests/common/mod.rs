@@ -164,7 +164,7 @@ pub fn wait(mut child: Child) -> Ended {
     }
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     Ended {
-        status: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
+        status: status.code().unwrap_or_else(|| 1000 + status.signal().unwrap()),
         out: String::from_utf8(stdout).unwrap(),
         err: String::from_utf8(stderr).unwrap(),
     }

@@ -13,7 +13,7 @@
 
 use super::managed::Managed;
 use super::{Bytes, Error};
-use crate::call::call;
+use crate::call::{call, on_stack};
 use crate::engine::Engine;
 use crate::fault::Server;
 use crate::kernel::{Linux, LinuxError};
@@ -285,21 +285,6 @@ extern "C" fn run(task: *const c_void) {
         (task, &mut (*task.seat).server)
     };
     server.answer_own(task.engine, task.address, thread());
-}
-
-/// Calls `function(argument)` on the stack that ends at `top`.
-///
-/// # Safety
-/// Nobody else uses the stack; `top` is aligned to 16 bytes; the function does not unwind.
-unsafe fn on_stack(top: usize, function: extern "C" fn(*const c_void), argument: *const c_void) {
-    // SAFETY: the register that keeps the stack pointer is one that functions save.
-    unsafe {
-        core::arch::asm!(
-            "mov r12, rsp", "mov rsp, {top}", "call {function}", "mov rsp, r12",
-            top = in(reg) top, function = in(reg) function, in("rdi") argument, out("r12") _,
-            clobber_abi("C"),
-        );
-    }
 }
 
 /// How often the program may have put another handler before ours, between two engines.
