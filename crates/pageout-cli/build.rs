@@ -49,19 +49,17 @@ fn build() -> PathBuf {
         eprintln!("{}", String::from_utf8_lossy(&output.stderr));
         panic!("pageout-agent does not build");
     }
-    target_dir.join(target).join("release/libpageout_agent.so")
+    target_dir.join(target).join("agent/libpageout_agent.so")
 }
 
 fn cargo(target_dir: &Path, target: &str, offline: bool) -> Output {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["build", "--release", "--lib", "--manifest-path", "../pageout-agent/Cargo.toml"])
+        .args(["build", "--profile", "agent", "--lib", "--manifest-path", "../pageout-agent/Cargo.toml"])
         // With a target named, no flags of the outer build leak into build scripts and the layout is known.
         .args(["--target", target])
         .arg("--target-dir")
         .arg(target_dir);
-    // Nobody debugs what is embedded, and every run compares it with what is unpacked.
-    command.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     if offline {
         command.arg("--offline");
     }

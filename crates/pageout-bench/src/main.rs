@@ -343,6 +343,12 @@ fn run(command: Verb) -> Result<bool> {
 }
 
 fn main() -> ExitCode {
+    // In a thread that others wait for, too.
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info);
+        std::process::abort();
+    }));
     match run(Cli::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
         // As grep and diff have it: 1 is the answer no, 2 an error.

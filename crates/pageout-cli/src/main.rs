@@ -57,6 +57,7 @@ use clap::{CommandFactory, Parser};
 use options::{Options, Verb};
 
 fn main() {
+    end_on_panic();
     let status = match Options::try_parse() {
         Ok(options) => carry_out(&options.verb).unwrap_or_else(|error| {
             say::error(format_args!("{error:#}"));
@@ -74,6 +75,15 @@ fn main() {
     };
     say::last_lines();
     std::process::exit(status);
+}
+
+/// A thread that is gone, as the server's, would leave others waiting for ever: a bug in one ends them all.
+fn end_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info);
+        std::process::abort();
+    }));
 }
 
 fn carry_out(verb: &Verb) -> Result<i32> {

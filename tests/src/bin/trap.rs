@@ -8,6 +8,12 @@ use std::time::Duration;
 const USAGE: &str = "usage: trap NAME [--size 256M] [--seconds 1] [--threads 2] [WORD...], or trap list";
 
 fn main() -> ExitCode {
+    // In a thread, which others may wait for, or in a fork's child: it must not go on from where its parent called.
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info);
+        std::process::abort();
+    }));
     let mut words = std::env::args().skip(1);
     let Some(name) = words.next() else { return usage("no trap was named") };
     if name == "list" {
