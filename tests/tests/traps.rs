@@ -5,8 +5,8 @@
 //!
 //! Settings: `PAGEOUT_BIN` (the program to test), `PAGEOUT_RUN_ARGS` (further options of `run`), `TRAP_SWAP`
 //! (mem; `file` for a file for all), `TRAP_SIZE` (64M), `TRAP_SECONDS` (0.3), `TRAP_TIMEOUT` (60),
-//! `TRAP_TOUCH_SIZE` (1G, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough:
-//! `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3`.
+//! `TRAP_TOUCH_SIZE` (512M, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough:
+//! `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3 TRAP_TOUCH_SIZE=1G`.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
@@ -141,7 +141,7 @@ impl Settings {
         let timeout = setting("TRAP_TIMEOUT", "60").parse().map_err(|_| "TRAP_TIMEOUT takes seconds")?;
         Ok(Settings {
             size: size_setting("TRAP_SIZE", "64M")?,
-            touch_size: size_setting("TRAP_TOUCH_SIZE", "1G")?,
+            touch_size: size_setting("TRAP_TOUCH_SIZE", "512M")?,
             seconds: setting("TRAP_SECONDS", "0.3"),
             timeout: Duration::from_secs(timeout),
             run_args: setting("PAGEOUT_RUN_ARGS", "").split_whitespace().map(str::to_owned).collect(),

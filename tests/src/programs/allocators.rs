@@ -10,10 +10,10 @@ use std::process::Command;
 const LIBRARY_DIRS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"];
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let mib = size.pick(40, 1024);
+    let mib = size.pick(32, 1024);
     vec![
         under(python("jemalloc-python", mib), "libjemalloc.so.2"),
-        under(sort("jemalloc-sort", size.pick(16, 512) * MIB), "libjemalloc.so.2"),
+        under(sort("jemalloc-sort", size.pick(12, 512) * MIB), "libjemalloc.so.2"),
         under(perl("mimalloc-perl", size.pick(64, 1024)), "libmimalloc.so.2"),
         under(python("mimalloc-python", mib), "libmimalloc.so.2"),
         // Exports `memcpy` and its like.

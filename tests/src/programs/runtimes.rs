@@ -6,7 +6,7 @@ use super::{script, Invocation, Program, Size};
 pub(super) const PYTHON: &str = "/usr/bin/python3";
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let python_mib = size.pick(60, 1760);
+    let python_mib = size.pick(44, 1760);
     let numpy_mib = size.pick(80, 768);
     // Every access of its is to another page, and takes a fault in a quarter of the memory.
     let perl_mib = size.pick(64, 1024);

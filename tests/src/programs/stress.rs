@@ -4,7 +4,7 @@ use super::{Invocation, Limit, Program, Size, MIB};
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
     let bytes = size.pick("256m", "1g");
-    let seconds = size.pick(5, 60);
+    let seconds = size.pick(3, 60);
     // The bytes are shared by the two workers, and so is the limit.
     let limit = size.pick(64, 256) * MIB;
     let stress = Program::new("stress-ng", move |_| {

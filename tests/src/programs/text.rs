@@ -7,7 +7,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 pub(super) fn programs(size: Size) -> Vec<Program> {
-    let sort_bytes = size.pick(16, 1024) * MIB;
+    let sort_bytes = size.pick(12, 1024) * MIB;
     let xz_kib = size.pick(512, 64 << 10);
     let xz_block = xz_kib / 2;
     let records = size.pick(150_000, 6_000_000);

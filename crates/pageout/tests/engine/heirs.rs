@@ -1,11 +1,8 @@
 //! Forks at certain points of the engine's work, and what parent and child do afterwards: each holds what it should.
-#![cfg(not(any(loom, shuttle)))]
 
-mod engine_support;
-
-use engine_support::program::{Habits, PAGE};
-use engine_support::schedule::*;
-use engine_support::{thread, OnFailure, Plan, World};
+use crate::engine_support::program::{Habits, PAGE};
+use crate::engine_support::schedule::*;
+use crate::engine_support::{thread, OnFailure, Plan, World};
 use pageout::swap::heir::SlotRun;
 use pageout::swap::vacate::Vacated;
 use std::sync::{Arc, Mutex};

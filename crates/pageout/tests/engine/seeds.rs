@@ -1,10 +1,8 @@
 //! The engine against a model program on the simulated kernel, by seed. `PAGEOUT_SEED` replays one,
 //! `PAGEOUT_SEEDS` says how many, `PAGEOUT_SIM_STEPS` how long each.
 
-mod engine_support;
-
-use engine_support::program::{Habits, Random};
-use engine_support::{run, seeds, steps, OnFailure, Plan, World};
+use crate::engine_support::program::{Habits, Random};
+use crate::engine_support::{run, seeds, steps, OnFailure, Plan, World};
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 

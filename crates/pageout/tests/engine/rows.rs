@@ -1,12 +1,9 @@
 //! Rows S1.1 to S1.9 and S4.6 of the seeds: huge pages out and in as one piece, on the simulated kernel. On the real one:
 //! the traps `huge`, `huge-parts` and `huge-entries`, and the share of huge pages in `pageout-bench compare seq`.
-#![cfg(not(any(loom, shuttle)))]
 
-mod engine_support;
-
-use engine_support::program::Program;
-use engine_support::schedule::*;
-use engine_support::{OnFailure, Plan, World};
+use crate::engine_support::program::Program;
+use crate::engine_support::schedule::*;
+use crate::engine_support::{OnFailure, Plan, World};
 use pageout::device::faulty::Operation::{Read, Write};
 use pageout::engine::Swapin;
 use pageout::kernel::sim::Simulated;
@@ -109,7 +106,7 @@ fn s1_3_it_is_one_sequential_request_each_way() {
     end(&world);
 }
 
-/// Who changes a part of what is out as one piece, or all of it; then all memory is read. A fork: `engine_seeds`.
+/// Who changes a part of what is out as one piece, or all of it; then all memory is read. A fork: `seeds`.
 #[test]
 fn s1_4_all_who_meet_a_huge_entry_know_it() {
     type Change = dyn Fn(&mut Program, &Simulated);

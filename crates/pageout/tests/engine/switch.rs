@@ -1,10 +1,8 @@
 //! Devices that come and go while pages leave and come in, on the simulated kernel. Every byte is checked by the model
 //! program. `PAGEOUT_SEED` replays a seed, `PAGEOUT_SEEDS` says how many, `PAGEOUT_SIM_STEPS` how long each.
 
-mod engine_support;
-
-use engine_support::program::{Habits, Random};
-use engine_support::{seeds, steps, OnFailure, Plan, World};
+use crate::engine_support::program::{Habits, Random};
+use crate::engine_support::{seeds, steps, OnFailure, Plan, World};
 use pageout::frame::CHUNK;
 use pageout::swap::vacate::Vacated;
 use std::sync::Arc;
