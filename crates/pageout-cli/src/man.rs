@@ -66,7 +66,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
-             SIGQUIT ends the wait, and they go on without a limit, with the room that they have, which stays as it is in files and disks. Its standard input and output are \
+             SIGQUIT ends the wait, and they go on without a limit, with the room that they have, which stays as it is in files and disks. \
+             Where such a signal came while the program lived, and ended it, there is no wait of more than two seconds: who \
+             stops the program by pageout waits for pageout. Its standard input and output are \
              closed as soon as the program runs.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
              pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \

@@ -3,7 +3,8 @@
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
 //! of signals while it lives: those that are sent to us alone go on to the program; those that go to
 //! the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
-//! we stay to serve them, for without us their limit would be gone; a signal ends us then.
+//! we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
+//! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -178,6 +179,8 @@ fn look_after(
     mut strays: Strays,
 ) -> Result<ExitStatus> {
     let mut ended = None;
+    // What was to end the program, and when it had ended by that.
+    let (mut told, mut stopped) = (Vec::new(), None::<Instant>);
     // Since when nobody who is served lives any more, and the program neither.
     let mut deserted = None;
     let mut said = false;
@@ -185,6 +188,10 @@ fn look_after(
         if let Some(status) = ended {
             if server.living() > 0 {
                 deserted = None;
+                if stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS) {
+                    leave_behind(server, "the program has ended as it was told");
+                    return Ok(status);
+                }
                 if !said {
                     say::info("the program has ended; staying for the processes that it left");
                     said = true;
@@ -202,11 +209,14 @@ fn look_after(
             }
         }
         // A child that says nothing ends without a word to us, too.
-        let soon = deserted.map(|_| Duration::from_millis(20));
+        let soon = deserted.or(stopped).map(|_| Duration::from_millis(20));
         let judged = witness.as_ref().and_then(Witness::due_in);
         let timeout = soon.into_iter().chain(judged).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
+            if ENDING.contains(&signal.number) && !sys::is_ignored(signal.number) {
+                told.push(signal.number);
+            }
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
                 (number, None) if is_for_us_alone(number) => sys::kill(main, number),
@@ -216,11 +226,8 @@ fn look_after(
                 },
                 // nohup(1) wants what was left to stay as well.
                 (number, Some(status)) if ENDING.contains(&number) && !sys::is_ignored(number) => {
-                    let left = server.living();
-                    if left > 0 {
-                        say::warning(format_args!(
-                            "ended by signal {number}; processes that the program left ({left}) go on without a limit"
-                        ));
+                    if server.living() > 0 {
+                        leave_behind(server, &format!("ended by signal {number}"));
                     }
                     return Ok(status);
                 }
@@ -233,6 +240,9 @@ fn look_after(
         while let Some((pid, status)) = sys::reap() {
             if pid == main {
                 (ended, witness) = (Some(status), None);
+                // SIGTERM asks for nothing else; the others may have asked for something long ago.
+                let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
+                stopped = told.drain(..).any(was_told).then(Instant::now);
                 strays.look_soon();
             } else if let Some(witness) = witness.take_if(|witness| witness.is(pid)) {
                 witness.has_ended().into_iter().for_each(|signal| signal.send_to(main));
@@ -243,6 +253,12 @@ fn look_after(
             server.cannot_limit(found);
         }
     }
+}
+
+/// Who is served still is so no longer.
+fn leave_behind(server: &Server, why: &str) {
+    let left = server.living();
+    say::warning(format_args!("{why}; processes that the program left ({left}) go on without a limit"));
 }
 
 /// Whether a signal that the kernel sent to us did not go to the program as well.

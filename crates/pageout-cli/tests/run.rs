@@ -1065,3 +1065,25 @@ fn who_is_left_without_a_limit_is_told_of() {
     let told = "pageout: ended by signal 15; processes that the program left (1) go on without a limit\n";
     assert_eq!((ended.err.as_str(), ended.status), (told, 0));
 }
+
+/// Who stops the program waits for run, as a supervisor does, and not for what the program has left.
+#[test]
+fn run_ends_with_a_program_that_was_told_to_end() {
+    let place = Place::new();
+    let told = "pageout: the program has ended as it was told; processes that the program left (1) go on without a limit\n";
+    for (signal, trap, status) in
+        [(libc::SIGTERM, "trap 'exit 3' TERM", 3), (libc::SIGTERM, ":", 1015), (libc::SIGINT, ":", 1002)]
+    {
+        let script =
+            format!("setsid sleep 60 >&- 2>&- & echo ready; echo $!; {trap}; while :; do sleep 0.02; done");
+        let mut command = place.pageout(["run", "-s", "mem,size=64M", "sh", "-c", &script]);
+        let run = ready(command.env_remove("PAGEOUT_AGENT"));
+        // SAFETY: a child of ours that has not been waited for.
+        unsafe { libc::kill(run.id() as i32, signal) };
+        let ended = wait(run);
+        let left = ended.out.trim().parse().unwrap();
+        // SAFETY: a process that the program left.
+        assert_eq!(unsafe { libc::kill(left, libc::SIGKILL) }, 0, "what is left goes on");
+        assert_eq!((ended.err.as_str(), ended.status), (told, status), "{signal}");
+    }
+}
