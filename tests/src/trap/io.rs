@@ -26,6 +26,11 @@ pub const TRAPS: &[Trap] = &[
         "a little more address space than a program of its size needs",
         rlimit_as_round,
     ),
+    Trap::new(
+        "rlimit-as-again",
+        "the same, with the highest limit as it was read, which it has no right to raise",
+        rlimit_as_again,
+    ),
     Trap::new("rlimit-nofile", "no descriptor beyond the seventh", rlimit_nofile),
     Trap::new("rlimit-fsize", "no file longer than 4 KiB, from the start", rlimit_fsize),
     Trap::new("rlimit-late", "all three limits when memory is out already", rlimit_late),
@@ -41,6 +46,7 @@ pub const TRAPS: &[Trap] = &[
 
 /// Where words come from that travel through files.
 const ORIGIN: usize = 0x100_0000;
+const CAP_SYS_RESOURCE: u32 = 24;
 
 fn direct_file() -> Result<OwnedFd, Stop> {
     sys::scratch_file(libc::O_DIRECT).map_err(|_| {
@@ -303,6 +309,18 @@ fn rlimit_as(ctx: &Ctx) -> Outcome {
 /// A figure that knows of no engine.
 fn rlimit_as_round(ctx: &Ctx) -> Outcome {
     sys::set_limit(libc::RLIMIT_AS, (ctx.size + ctx.size / 8 + (32 << 20)) as u64)?;
+    work_on(ctx)
+}
+
+fn rlimit_as_again(ctx: &Ctx) -> Outcome {
+    sys::set_limit(libc::RLIMIT_AS, 4 << 30)?;
+    sys::give_up_right(CAP_SYS_RESOURCE)?;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for one.
+    sys::ret("getrlimit", unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) })?;
+    limit.rlim_cur = (ctx.size + ctx.size / 8 + (32 << 20)) as u64;
+    // SAFETY: the structure is whole.
+    sys::ret("setrlimit", unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) })?;
     work_on(ctx)
 }
 

@@ -291,6 +291,18 @@ pub fn set_limit(resource: libc::__rlimit_resource_t, limit: u64) -> Outcome {
     ret("setrlimit", unsafe { libc::setrlimit(resource, &limit) }).map(drop)
 }
 
+/// Gives up one of the rights that root has (capabilities(7)), for good.
+pub fn give_up_right(number: u32) -> Outcome {
+    // The third version, of this process; effective, permitted and inheritable rights, twice.
+    let mut head = [0x2008_0522, 0];
+    let mut rights = [[0u32; 3]; 2];
+    // SAFETY: room for what the version has.
+    ret("capget", unsafe { libc::syscall(libc::SYS_capget, &mut head, &mut rights) })?;
+    rights[number as usize / 32].iter_mut().for_each(|set| *set &= !(1 << (number % 32)));
+    // SAFETY: as before.
+    ret("capset", unsafe { libc::syscall(libc::SYS_capset, &mut head, &rights) }).map(drop)
+}
+
 /// Installs a signal handler with `SA_SIGINFO` and more `flags`.
 pub fn handle(
     signal: c_int,

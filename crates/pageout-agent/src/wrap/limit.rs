@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// `struct rlimit`: the limit, and what it may be raised to.
 pub(super) type Limit = [u64; 2];
 
-/// See the table of [`super`]. What the program reads back is the sum.
+/// See the table of [`super`]. What the program reads back is the sum; a highest limit that it read it may set again.
 ///
 /// # Safety
 /// As libc's.
@@ -29,12 +29,26 @@ pub(super) unsafe fn prlimit(process: c_int, resource: c_uint, new: *const Limit
     }
     let more = |limit: u64| if limit == u64::MAX { limit } else { limit.saturating_add(memory::reserved()) };
     // SAFETY: as the caller promises.
-    let raised = unsafe { *new }.map(more);
-    answer(match set(&raised) {
-        // More than it may be raised to.
-        Err(Errno::PERM) => set(new),
+    let [soft, highest] = unsafe { *new };
+    answer(match set(&[soft, highest].map(more)) {
+        // The highest may not be raised.
+        Err(Errno::PERM) => {
+            let present = present(resource)[1];
+            if highest > present {
+                set(new)
+            } else {
+                set(&[more(soft).min(present), present])
+            }
+        }
         done => done,
     }) as c_int
+}
+
+fn present(resource: c_uint) -> Limit {
+    let mut limit = [0; 2];
+    // SAFETY: room for one.
+    let _ = unsafe { sys::call(raw::__NR_prlimit64, 0, resource as usize, 0, &raw mut limit as usize) };
+    limit
 }
 
 /// See the table of [`super`].
