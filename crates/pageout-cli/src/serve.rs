@@ -118,6 +118,16 @@ struct Connection {
     bye: Option<u64>,
     /// Serial of the device that it switches off.
     switching: Option<u64>,
+    /// What it is to inherit, and whether somebody has left that is not known yet.
+    asks: Option<Asked>,
+}
+
+/// A fork's child came before its parent was heard of what it has left, which was said before the child was made.
+#[derive(Debug)]
+struct Asked {
+    number: u64,
+    /// Whoever had said something by then has had a turn.
+    is_late: bool,
 }
 
 /// A process that is served.
@@ -366,7 +376,8 @@ impl Server {
         self.crowded_until = self.crowded_until.filter(|until| *until > now);
         let crowded = self.crowded_until.map(|until| until - now);
         let settling = (!self.mounts.are_settled()).then_some(Duration::ZERO);
-        let due = [Some(self.seats.due_in()), self.bequests.due_in(), crowded, settling];
+        let asking = self.connections.iter().any(|c| c.asks.is_some()).then_some(Duration::ZERO);
+        let due = [Some(self.seats.due_in()), self.bequests.due_in(), crowded, settling, asking];
         let timeout = timeout.into_iter().chain(judgement).chain(due.into_iter().flatten()).min();
 
         let mut watched = vec![(others, libc::POLLIN)];
@@ -404,6 +415,7 @@ impl Server {
         if !self.has_more {
             self.heard = before;
         }
+        self.answer_heirs();
         // From the last to the first, so that the numbers stay right.
         for index in ended.into_iter().rev() {
             let connection = self.connections.swap_remove(index);
@@ -450,6 +462,7 @@ impl Server {
                     client: None,
                     bye: None,
                     switching: None,
+                    asks: None,
                 });
             } else {
                 // Anybody may come here as often as he likes.
@@ -547,12 +560,8 @@ impl Server {
                 let parent = connection.peer;
                 self.is_born(message.a, message.b, parent);
             }
-            (Some(Kind::Inherit), Some(client)) => {
-                let bequest = self.bequests.inherit(message.a);
-                let answer = Message::new(Kind::Bequest, bequest.as_ref().map_or(NONE, |_| message.a), 0, 0);
-                let files: Vec<_> = bequest.iter().map(|bequest| bequest.file().as_fd()).collect();
-                sys::send(connection.socket.as_fd(), answer.as_bytes(), &files)?;
-                client.inherited.extend(bequest);
+            (Some(Kind::Inherit), Some(_)) => {
+                connection.asks = Some(Asked { number: message.a, is_late: false });
             }
             (Some(Kind::Apart), Some(client)) => {
                 client.inherited.clear();
@@ -585,6 +594,26 @@ impl Server {
             _ => return Err(anyhow!("said something that makes no sense here ({})", message.kind)),
         }
         Ok(())
+    }
+
+    /// Gives those who ask what they inherit. Who asks for what nobody has left is told so once all have been heard.
+    fn answer_heirs(&mut self) {
+        for connection in &mut self.connections {
+            let (Some(asked), Some(client)) = (&mut connection.asks, &mut connection.client) else {
+                continue;
+            };
+            let bequest = self.bequests.inherit(asked.number);
+            if bequest.is_none() && (self.has_more || !asked.is_late) {
+                asked.is_late = true;
+                continue;
+            }
+            let answer = Message::new(Kind::Bequest, bequest.as_ref().map_or(NONE, |_| asked.number), 0, 0);
+            let files: Vec<_> = bequest.iter().map(|bequest| bequest.file().as_fd()).collect();
+            // Who has ended before its answer is parted from when its connection ends.
+            let _ = sys::send(connection.socket.as_fd(), answer.as_bytes(), &files);
+            client.inherited.extend(bequest);
+            connection.asks = None;
+        }
     }
 
     /// A keeper says hello: it is served from here on.

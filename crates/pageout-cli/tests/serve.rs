@@ -164,6 +164,7 @@ fn role() {
         "aside" => aside_role(),
         "unlimited" => two_say(Kind::Unlimited, "because"),
         "bereaved" => bereaved_role(),
+        "late parent" => late_parent_role(),
         "two heirs" => two_heirs_role(),
         "nest" => nest_role(),
         "halted" => halted_role(),
@@ -689,6 +690,30 @@ fn nothing_is_kept_for_a_child_that_has_ended() {
     let ended = run(&place, "two heirs", &["-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     assert_eq!(std::fs::read_to_string(place.path("kept")).unwrap(), "false true");
+}
+
+/// Run falls behind, and hears of a child before all that its parent has said before it was made.
+fn late_parent_role() {
+    let ((parent, ..), (child, ..)) = (Keeper::served(), Keeper::served());
+    let run = std::os::unix::process::parent_id() as i32;
+    sys::kill(run, libc::SIGSTOP);
+    // Until it waits for nothing any more.
+    thread::sleep(Duration::from_millis(100));
+    // More than is heard of one in a turn.
+    (0..100).for_each(|_| parent.log(3, ""));
+    parent.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
+    child.say(Kind::Inherit, 1, 0, 0);
+    sys::kill(run, libc::SIGCONT);
+    let (answer, files) = child.hear().unwrap();
+    std::fs::write("got", format!("{} {} {}", answer.a, files.len(), child.inherits(2))).unwrap();
+}
+
+#[test]
+fn a_child_gets_what_its_parent_left_however_late_that_is_heard() {
+    let place = Place::new();
+    let ended = run(&place, "late parent", &["-s", "mem,size=64M", "--"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert_eq!(std::fs::read_to_string(place.path("got")).unwrap(), "1 1 false");
 }
 
 /// One is killed as it forks, and has all trunks: another gets them.
