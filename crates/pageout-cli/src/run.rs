@@ -188,7 +188,8 @@ fn look_after(
         if let Some(status) = ended {
             if server.living() > 0 {
                 deserted = None;
-                if stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS) {
+                // A fork's child on the way to what it inherits would be killed.
+                if stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS) && !server.awaits_heirs() {
                     leave_behind(server, "the program has ended as it was told");
                     return Ok(status);
                 }
@@ -214,8 +215,9 @@ fn look_after(
         let timeout = soon.into_iter().chain(judged).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
-            if ENDING.contains(&signal.number) && !sys::is_ignored(signal.number) {
-                told.push(signal.number);
+            let number = signal.number;
+            if ENDING.contains(&number) && !sys::is_ignored(number) && !told.contains(&number) {
+                told.push(number);
             }
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
@@ -242,7 +244,7 @@ fn look_after(
                 (ended, witness) = (Some(status), None);
                 // SIGTERM asks for nothing else; the others may have asked for something long ago.
                 let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
-                stopped = told.drain(..).any(was_told).then(Instant::now);
+                stopped = told.iter().copied().any(was_told).then(Instant::now);
                 strays.look_soon();
             } else if let Some(witness) = witness.take_if(|witness| witness.is(pid)) {
                 witness.has_ended().into_iter().for_each(|signal| signal.send_to(main));
