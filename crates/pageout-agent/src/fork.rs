@@ -16,6 +16,7 @@ use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin,
 use alloc::boxed::Box;
 use core::ffi::{c_void, CStr};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use linux_raw_sys::general as raw;
 use pageout::call::on_stack;
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
@@ -495,7 +496,7 @@ fn go_on(keeper: &Keeper) {
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
 /// may have hardly any descriptors, or that may not look at itself (PR_SET_DUMPABLE).
 fn child_finds_run(maps: &mut Maps) -> bool {
-    if sys::descriptors_at_most(keeper::program()).is_some_and(|most| most < DESCRIPTORS) {
+    if sys::highest_limit(keeper::program(), raw::RLIMIT_NOFILE).is_some_and(|most| most < DESCRIPTORS) {
         return false;
     }
     if open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_err() {

@@ -232,12 +232,12 @@ pub fn raise_limits() {
     }
 }
 
-/// How many descriptors `process` may let itself have, if it says so.
-pub fn descriptors_at_most(process: u32) -> Option<u64> {
-    const NOFILE: usize = 7;
+/// What `process`, 0 for the calling one, may raise a limit to, if it says so.
+pub fn highest_limit(process: u32, resource: u32) -> Option<u64> {
     let mut limit = [0u64; 2];
+    let at = &raw mut limit as usize;
     // SAFETY: both limits are 8 bytes.
-    unsafe { call(raw::__NR_prlimit64, process as usize, NOFILE, 0, &raw mut limit as usize) }.ok()?;
+    unsafe { call(raw::__NR_prlimit64, process as usize, resource as usize, 0, at) }.ok()?;
     Some(limit[1])
 }
 

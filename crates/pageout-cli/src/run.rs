@@ -215,9 +215,9 @@ fn look_after(
         let timeout = soon.into_iter().chain(judged).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         while let Some(signal) = signals.next() {
-            let number = signal.number;
-            if ENDING.contains(&number) && !sys::is_ignored(number) && !told.contains(&number) {
-                told.push(number);
+            let ends = ENDING.contains(&signal.number) && !sys::is_ignored(signal.number);
+            if ends && !told.contains(&signal.number) {
+                told.push(signal.number);
             }
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
@@ -227,10 +227,8 @@ fn look_after(
                     None => signal.send_to(main),
                 },
                 // nohup(1) wants what was left to stay as well.
-                (number, Some(status)) if ENDING.contains(&number) && !sys::is_ignored(number) => {
-                    if server.living() > 0 {
-                        leave_behind(server, &format!("ended by signal {number}"));
-                    }
+                (number, Some(status)) if ends => {
+                    leave_behind(server, &format!("ended by signal {number}"));
                     return Ok(status);
                 }
                 _ => {}
@@ -257,10 +255,12 @@ fn look_after(
     }
 }
 
-/// Who is served still is so no longer.
+/// Who is served still, if anybody is, will be no longer.
 fn leave_behind(server: &Server, why: &str) {
     let left = server.living();
-    say::warning(format_args!("{why}; processes that the program left ({left}) go on without a limit"));
+    if left > 0 {
+        say::warning(format_args!("{why}; processes that the program left ({left}) go on without a limit"));
+    }
 }
 
 /// Whether a signal that the kernel sent to us did not go to the program as well.

@@ -122,6 +122,21 @@ struct Connection {
     asks: Option<Asked>,
 }
 
+impl Connection {
+    /// Whether it could not be answered, and is there.
+    fn is_over(&self, answered: Result<()>) -> bool {
+        let Err(error) = answered else { return false };
+        match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+            // It ended before it had its answer.
+            Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => return false,
+            // Who only looks and does not read is not waited for.
+            Some(io::ErrorKind::WouldBlock) if self.looks => {}
+            _ => say::warning(format_args!("process {}: {error:#}; no longer served", self.peer)),
+        }
+        true
+    }
+}
+
 /// A fork's child came before its parent was heard of what it has left, which was said before the child was made.
 #[derive(Debug)]
 struct Asked {
@@ -415,7 +430,7 @@ impl Server {
         if !self.has_more {
             self.heard = before;
         }
-        self.answer_heirs();
+        self.answer_heirs(&mut ended);
         // From the last to the first, so that the numbers stay right.
         for index in ended.into_iter().rev() {
             let connection = self.connections.swap_remove(index);
@@ -502,15 +517,8 @@ impl Server {
                 return false;
             }
             let kind = Kind::from_raw(message.kind).filter(|_| len == size_of::<Message>());
-            if let Err(error) = self.answer(index, kind, &message, fds) {
-                let peer = self.connections[index].peer;
-                match error.downcast_ref::<io::Error>().map(io::Error::kind) {
-                    // It ended before it had its answer.
-                    Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => continue,
-                    // Who only looks and does not read is not waited for.
-                    Some(io::ErrorKind::WouldBlock) if self.connections[index].looks => {}
-                    _ => say::warning(format_args!("process {peer}: {error:#}; no longer served")),
-                }
+            let answered = self.answer(index, kind, &message, fds);
+            if self.connections[index].is_over(answered) {
                 return false;
             }
         }
@@ -596,9 +604,10 @@ impl Server {
         Ok(())
     }
 
-    /// Gives those who ask what they inherit. Who asks for what nobody has left is told so once all have been heard.
-    fn answer_heirs(&mut self) {
-        for connection in &mut self.connections {
+    /// Gives those who ask what they inherit. Who asks for what nobody has left is told so once all have been heard. Those
+    /// who cannot be answered are over, and join those who have `ended`.
+    fn answer_heirs(&mut self, ended: &mut Vec<usize>) {
+        for (index, connection) in self.connections.iter_mut().enumerate() {
             let (Some(asked), Some(client)) = (&mut connection.asks, &mut connection.client) else {
                 continue;
             };
@@ -609,11 +618,14 @@ impl Server {
             }
             let answer = Message::new(Kind::Bequest, bequest.as_ref().map_or(NONE, |_| asked.number), 0, 0);
             let files: Vec<_> = bequest.iter().map(|bequest| bequest.file().as_fd()).collect();
-            // Who has ended before its answer is parted from when its connection ends.
-            let _ = sys::send(connection.socket.as_fd(), answer.as_bytes(), &files);
+            let answered = sys::send(connection.socket.as_fd(), answer.as_bytes(), &files);
             client.inherited.extend(bequest);
             connection.asks = None;
+            if connection.is_over(answered.map_err(Into::into)) && !ended.contains(&index) {
+                ended.push(index);
+            }
         }
+        ended.sort_unstable();
     }
 
     /// A keeper says hello: it is served from here on.

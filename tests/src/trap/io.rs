@@ -307,20 +307,19 @@ fn rlimit_as(ctx: &Ctx) -> Outcome {
 }
 
 /// A figure that knows of no engine.
+fn round_limit(ctx: &Ctx) -> u64 {
+    (ctx.size + ctx.size / 8 + (32 << 20)) as u64
+}
+
 fn rlimit_as_round(ctx: &Ctx) -> Outcome {
-    sys::set_limit(libc::RLIMIT_AS, (ctx.size + ctx.size / 8 + (32 << 20)) as u64)?;
+    sys::set_limit(libc::RLIMIT_AS, round_limit(ctx))?;
     work_on(ctx)
 }
 
 fn rlimit_as_again(ctx: &Ctx) -> Outcome {
     sys::set_limit(libc::RLIMIT_AS, 4 << 30)?;
     sys::give_up_right(CAP_SYS_RESOURCE)?;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for one.
-    sys::ret("getrlimit", unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) })?;
-    limit.rlim_cur = (ctx.size + ctx.size / 8 + (32 << 20)) as u64;
-    // SAFETY: the structure is whole.
-    sys::ret("setrlimit", unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) })?;
+    sys::set_soft_limit(libc::RLIMIT_AS, round_limit(ctx))?;
     work_on(ctx)
 }
 

@@ -1800,9 +1800,7 @@ fn unmap_refused(ctx: &Ctx) -> Outcome {
     seal(field.page(field.pages() - 1))?;
     let rest = field.part(0, field.len - PAGE);
     let mut ballast = Ballast::new(ctx.half())?;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a limit is read.
-    sys::ret("getrlimit", unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) })?;
+    let limit = sys::limit(libc::RLIMIT_AS)?;
     let beyond_limit = || {
         let none = libc::rlimit { rlim_cur: 1, ..limit };
         // SAFETY: limits of this process; nothing else is mapped meanwhile that has to be.

@@ -313,13 +313,7 @@ fn descriptors_fork(ctx: &Ctx) -> Outcome {
     const FEW: u64 = 4;
     let (field, mut ballast) = ctx.evicted()?;
     ballast.walk()?;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is whole.
-    unsafe {
-        sys::ret("getrlimit", libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit))?;
-        limit.rlim_cur = FEW;
-        sys::ret("setrlimit", libc::setrlimit(libc::RLIMIT_NOFILE, &limit))?;
-    }
+    sys::set_soft_limit(libc::RLIMIT_NOFILE, FEW)?;
     let child = sys::fork(|| field.check(1))?;
     sys::wait_for(child, 0)?;
     ballast.walk()?;

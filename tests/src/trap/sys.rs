@@ -291,6 +291,19 @@ pub fn set_limit(resource: libc::__rlimit_resource_t, limit: u64) -> Outcome {
     ret("setrlimit", unsafe { libc::setrlimit(resource, &limit) }).map(drop)
 }
 
+pub fn limit(resource: libc::__rlimit_resource_t) -> Result<libc::rlimit, Stop> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for one.
+    ret("getrlimit", unsafe { libc::getrlimit(resource, &mut limit) }).map(|_| limit)
+}
+
+/// Leaves what it may be raised to as it was read.
+pub fn set_soft_limit(resource: libc::__rlimit_resource_t, soft: u64) -> Outcome {
+    let limit = libc::rlimit { rlim_cur: soft, ..limit(resource)? };
+    // SAFETY: the structure is whole.
+    ret("setrlimit", unsafe { libc::setrlimit(resource, &limit) }).map(drop)
+}
+
 /// Gives up one of the rights that root has (capabilities(7)), for good.
 pub fn give_up_right(number: u32) -> Outcome {
     // The third version, of this process; effective, permitted and inheritable rights, twice.

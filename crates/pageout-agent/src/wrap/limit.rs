@@ -32,23 +32,12 @@ pub(super) unsafe fn prlimit(process: c_int, resource: c_uint, new: *const Limit
     let [soft, highest] = unsafe { *new };
     answer(match set(&[soft, highest].map(more)) {
         // The highest may not be raised.
-        Err(Errno::PERM) => {
-            let present = present(resource)[1];
-            if highest > present {
-                set(new)
-            } else {
-                set(&[more(soft).min(present), present])
-            }
-        }
+        Err(Errno::PERM) => match sys::highest_limit(0, resource).filter(|present| highest <= *present) {
+            Some(present) => set(&[more(soft).min(present), present]),
+            None => set(new),
+        },
         done => done,
     }) as c_int
-}
-
-fn present(resource: c_uint) -> Limit {
-    let mut limit = [0; 2];
-    // SAFETY: room for one.
-    let _ = unsafe { sys::call(raw::__NR_prlimit64, 0, resource as usize, 0, &raw mut limit as usize) };
-    limit
 }
 
 /// See the table of [`super`].
