@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::reason;
 
 use crate::directory::{self, Reach};
 use crate::program;
@@ -52,7 +53,7 @@ fn find(reach: Reach, dry: bool) -> Result<PathBuf> {
     if let Some(agent) = std::env::var_os("PAGEOUT_AGENT").filter(|agent| !agent.is_empty()) {
         let named = PathBuf::from(agent);
         let agent = fs::canonicalize(&named)
-            .map_err(|e| anyhow!("PAGEOUT_AGENT {}: {}; unset it", named.display(), sys::reason(&e)))?;
+            .map_err(|e| anyhow!("PAGEOUT_AGENT {}: {}; unset it", named.display(), reason(&e)))?;
         if !loadable(&agent) {
             bail!("PAGEOUT_AGENT {}: {UNLOADABLE}", agent.display());
         }
@@ -62,7 +63,7 @@ fn find(reach: Reach, dry: bool) -> Result<PathBuf> {
         match is_library.and_then(|file| file.map_or(Ok(false), |file| program::is_library(&file))) {
             Ok(true) => {}
             Err(e) if e.kind() != ErrorKind::UnexpectedEof => {
-                bail!("PAGEOUT_AGENT {named}: {}", sys::reason(&e))
+                bail!("PAGEOUT_AGENT {named}: {}", reason(&e))
             }
             _ => bail!("PAGEOUT_AGENT {named}: no library of this machine; unset it"),
         }
@@ -107,11 +108,11 @@ pub fn unpack(directory: &Path, reach: Reach, bytes: &[u8], name: &str) -> Resul
     let path = directory.join(name);
     let file = match File::open(&path) {
         Ok(file) if holds(&file, reach, bytes).unwrap_or(false) => file,
-        _ => write(directory, reach, &path, bytes).map_err(|e| anyhow!("{shown}: {}", sys::reason(&e)))?,
+        _ => write(directory, reach, &path, bytes).map_err(|e| anyhow!("{shown}: {}", reason(&e)))?,
     };
     sys::probe_executable(&file).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM) => anyhow!("{shown}: on a file system mounted noexec"),
-        _ => anyhow!("{shown}: {}", sys::reason(&error)),
+        _ => anyhow!("{shown}: {}", reason(&error)),
     })?;
     Ok(path)
 }

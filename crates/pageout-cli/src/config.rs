@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
-use pageout::api::{Bytes, Spec};
+use pageout::api::{reason, Bytes, Spec};
 use pageout::wire::ENV_RUN;
 
 use crate::directory::{self, Reach};
@@ -96,7 +96,7 @@ impl Config {
                         true => "; name another with --config or PAGEOUT_CONFIG",
                         false => "; make it readable, or set HOME to your own",
                     };
-                    bail!("{}: cannot be read: {}{remedy}", path.display(), sys::reason(&error))
+                    bail!("{}: cannot be read: {}{remedy}", path.display(), reason(&error))
                 }
             };
             let owner = fs::metadata(&path).map(|about| about.uid());

@@ -8,15 +8,15 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{is_missing_disk, is_swapped_on, Backing, Bytes, Header, HeaderError, Spec};
-use pageout::device::{self, is_hole};
+use pageout::api::{is_missing_disk, reason, safe_directory, Backing, Bytes, Found, Spec, IN_USE};
+use pageout::device;
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;
@@ -30,8 +30,6 @@ pub const LEAST: Bytes = Bytes(64 << 20);
 /// Devices are lent to processes in trunks: so many, or more of the largest size. Each process has some that are not
 /// full, and what is in them is nobody else's.
 const TRUNKS: u64 = 256;
-/// Bytes in which a header of swap is looked for: the largest page of any machine.
-const HEADER_MAX: u64 = 64 << 10;
 
 /// A device that is open.
 #[derive(Debug)]
@@ -114,7 +112,7 @@ impl Device {
         let opened = Opened::of(spec, limit_bytes, true, &|line| say::warning(line))?;
         let file = identity(spec);
         match file.is_some() && earlier.iter().any(|other| identity(other) == file) {
-            true => Err(in_use(&opened.name)),
+            true => Err(wrong(&opened.name, IN_USE)),
             false => Ok((opened.name, opened.size)),
         }
     }
@@ -180,7 +178,7 @@ impl Device {
             let at = trunk * self.trunk.0 + kept;
             let done = device::discard(&self.file, self.is_block_device, at, self.trunk.0 - kept);
             if let Err(error) = done.map_err(io::Error::from) {
-                say::debug(format_args!("{}: discard: {}", self.name, sys::reason(&error)));
+                say::debug(format_args!("{}: discard: {}", self.name, reason(&error)));
             }
         }
     }
@@ -195,7 +193,7 @@ impl Drop for Device {
             say::warning(format_args!(
                 "{}: not emptied: {}; it holds what was the program's memory, overwrite it",
                 self.name,
-                sys::reason(&error)
+                reason(&error)
             ));
         }
     }
@@ -222,7 +220,7 @@ impl Made {
             Err(error) => Err(error),
         };
         let what = emptied.unwrap_or_else(|error| {
-            format!("not emptied: {}; it holds what was the program's memory, remove it", sys::reason(&error))
+            format!("not emptied: {}; it holds what was the program's memory, remove it", reason(&error))
         });
         say::warning(format_args!("{}: its file is not there any more: {what}", self.path.display()));
     }
@@ -238,7 +236,7 @@ impl Drop for Made {
             say::warning(format_args!(
                 "{}: not removed: {}; it holds what was the program's memory, remove it",
                 self.path.display(),
-                sys::reason(&error)
+                reason(&error)
             ));
         }
     }
@@ -309,7 +307,7 @@ impl Opened {
             false => unlinked(directory).and_then(|file| file.set_len(size.0).map(|()| Some(file))),
         };
         let file = file.map_err(|e| {
-            anyhow!("{name}: cannot be made: {}; {}", sys::reason(&e), too_large(&e).unwrap_or(advice))
+            anyhow!("{name}: cannot be made: {}; {}", reason(&e), too_large(&e).unwrap_or(advice))
         })?;
         Ok(Self::ours(file, name, size, None))
     }
@@ -320,7 +318,7 @@ impl Opened {
         if is_missing_disk(path) {
             bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
         }
-        let directory = safe_directory(path, &name)?;
+        let directory = safe_directory(path).map_err(|why| wrong(&name, why))?;
         let size = room_for(directory, &name, spec, warn)?;
         if dry {
             sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
@@ -341,9 +339,11 @@ impl Opened {
             id: (about.dev(), about.ino()),
             file: Some(file.try_clone()?),
         };
-        take(&file, &name)?;
+        if !device::take(&file) {
+            return Err(wrong(&name, IN_USE));
+        }
         if let Err(error) = file.set_len(size.0) {
-            bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", sys::reason(&error));
+            bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", reason(&error));
         }
         Ok(Self::ours(Some(file), name, size, Some(made)))
     }
@@ -365,39 +365,16 @@ impl Opened {
     /// A file or block device of the user's.
     fn existing(path: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = path.display().to_string();
-        let (mut file, about) = taken(path, &name)?;
-        let is_file = about.is_file();
-        let held = file.seek(SeekFrom::End(0)).map_err(|e| cannot(&name, "be measured", &e))?;
-        if !is_file && held == 0 {
-            bail!(
-                "{name}: has no size: no medium is in it, or nothing is attached; name another with --swap"
-            );
-        }
-        let header = header_of(&file, &name, held)?;
-        // What lies behind the swap that the header speaks of is somebody else's.
-        let room = header.unwrap_or(held);
+        let found = Found::open(path).map_err(|why| wrong(&name, why))?;
+        let room = found.room();
+        let Found { file, is_block_device, len, header, has_holes } = found;
         let header = header.is_some();
-        let has_holes = is_file && about.blocks() * 512 < held;
-        if !header && held > 0 && !(is_file && is_hole(&file)) {
-            // A run that was killed leaves what it wrote, and no sign of its own.
-            bail!(
-                "{name}: holds data that is not swap, or what a killed run left there; run mkswap {name} if it may go, or \
-                 name a new file"
-            );
-        }
-        // Not before it is known to be swap: who is told to shut a file of the system's may do so.
-        if is_file && about.mode() & 0o077 != 0 {
-            bail!(
-                "{name}: others can read or write it (mode {:04o}); run chmod 600 {name}",
-                about.mode() & 0o7777
-            );
-        }
         let size = match spec.size {
-            Some(size) if (header || !is_file) && size.0 > room => {
+            Some(size) if (header || is_block_device) && size.0 > room => {
                 bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(room))
             }
             Some(size) if size.0 <= room => size,
-            None if held > 0 => Bytes(room),
+            None if len > 0 => Bytes(room),
             _ => {
                 let size = room_for(path, &name, spec, warn)?;
                 if !dry {
@@ -411,61 +388,14 @@ impl Opened {
             name,
             size,
             // A file that was given its room for good keeps it.
-            discards: spec.discard || held == 0 || has_holes,
-            is_block_device: !is_file,
+            discards: spec.discard || len == 0 || has_holes,
+            is_block_device,
             header,
-            held: is_file.then_some(room),
+            held: (!is_block_device).then_some(room),
             has_holes,
             made: None,
         })
     }
-}
-
-/// Opens a file or block device that is there, if it may be ours, and takes it; what it is.
-fn taken(path: &Path, name: &str) -> Result<(File, fs::Metadata)> {
-    let about = fs::metadata(path).map_err(|e| cannot(name, "be reached", &e))?;
-    let kind = about.file_type();
-    if kind.is_dir() {
-        bail!("{name}: is a directory; name a file in it, {}", path.join("swap").display());
-    }
-    if !kind.is_file() && !kind.is_block_device() {
-        bail!("{name}: neither a file nor a block device; name one of these");
-    }
-    let flags = match kind.is_file() {
-        // A link to a file could be a trap.
-        true => safe_directory(path, name).map(|_| libc::O_NOFOLLOW)?,
-        // Names of disks are links often (/dev/disk/by-id). On a block device O_EXCL fails while it is mounted, swapped on, or
-        // open so, by us or another run.
-        false => libc::O_EXCL,
-    };
-    let mut options = OpenOptions::new();
-    let file =
-        options.read(true).write(true).custom_flags(flags | libc::O_CLOEXEC).open(path).map_err(|error| {
-            match error.raw_os_error() {
-                Some(libc::ELOOP) => anyhow!("{name}: is a symbolic link; name the file itself"),
-                Some(libc::EBUSY) => {
-                    anyhow!("{name}: in use (mounted, swapped on, or used by a run); name another")
-                }
-                _ => anyhow!("{name}: not writable: {}; name a file of your own", sys::reason(&error)),
-            }
-        })?;
-    // What was opened counts, not what lay there before.
-    let about = file.metadata()?;
-    if about.file_type() != kind {
-        bail!("{name}: another has come in its place just now; name it again");
-    }
-    if !kind.is_file() {
-        if device::is_read_only(&file) {
-            bail!("{name}: is read-only; name a disk that can be written");
-        }
-    } else if ![0, sys::euid()].contains(&about.uid()) {
-        bail!("{name}: belongs to user {}; name a file of your own", about.uid());
-    } else if is_swapped_on(&about) {
-        bail!("{name}: swapped on by the kernel; run swapoff {name}, or name another file");
-    }
-    // Before it is judged by what it holds, which is another's while it is in use.
-    take(&file, name)?;
-    Ok((file, about))
 }
 
 /// Which file or disk it is, whatever its names: of one that is not there yet its directory, and its name there.
@@ -493,40 +423,15 @@ fn trunk_clusters(size: Bytes) -> u64 {
     1 << share.clamp(1, TRUNK_CLUSTERS).ilog2()
 }
 
-/// Takes a file that others can name for this device alone, as long as it is open.
-fn take(file: &File, name: &str) -> Result<()> {
-    device::take(file).map_err(|_| in_use(name))
-}
-
-fn in_use(name: &str) -> anyhow::Error {
-    anyhow!("{name}: in use by another device of this run or by another pageout; name another file")
-}
-
-/// The directory of a file, in which nobody else may put another in its place.
-fn safe_directory<'a>(path: &'a Path, name: &str) -> Result<&'a Path> {
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let about = fs::metadata(directory)
-        .map_err(|e| anyhow!("{name}: its directory: {}; make it, or name another file", sys::reason(&e)))?;
-    if about.mode() & 0o022 != 0 {
-        let shown = directory.display();
-        if sys::file_system(directory).is_ok_and(|system| system.in_memory) {
-            bail!("{name}: others can write {shown}, which is memory anyway; give -s mem, or name a file on a disk");
-        }
-        bail!(
-            "{name}: others can write {shown}; name a file in a directory of your own, or leave out --swap and \
-             set TMPDIR={shown} for a file without a name"
-        );
-    }
-    Ok(directory)
+/// `NAME: why; what to do`.
+fn wrong(name: &str, why: impl fmt::Display) -> anyhow::Error {
+    anyhow!("{name}: {why}")
 }
 
 /// `NAME: cannot WHAT: why`.
 fn cannot(name: &str, what: &str, error: &io::Error) -> anyhow::Error {
     let remedy = too_large(error).unwrap_or("name another with --swap");
-    anyhow!("{name}: cannot {what}: {}; {remedy}", sys::reason(error))
+    anyhow!("{name}: cannot {what}: {}; {remedy}", reason(error))
 }
 
 /// What to do about files that may be only so large.
@@ -539,7 +444,7 @@ pub fn unnamed_directory() -> Result<PathBuf> {
     match std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => Ok(dir.into()),
         None => std::env::current_dir().map_err(|e| {
-            anyhow!("working directory: {}; set TMPDIR, or name a file with --swap", sys::reason(&e))
+            anyhow!("working directory: {}; set TMPDIR, or name a file with --swap", reason(&e))
         }),
     }
 }
@@ -552,7 +457,7 @@ fn unlinked(directory: &Path) -> io::Result<File> {
 /// what the user named, which may not be there yet.
 fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<Bytes> {
     let room = sys::file_system(place)
-        .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", sys::reason(&e)))?;
+        .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", reason(&e)))?;
     if room.in_memory {
         let remedy = match spec.backing {
             Backing::Path(_) => "name a file on a disk",
@@ -573,19 +478,4 @@ fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<By
         bail!("{shown}: its file system has only {free} free; {how}, or name another place with --swap or TMPDIR");
     }
     Ok(size)
-}
-
-/// The bytes that a header of swap speaks of, if there is one. One that is wrong is refused.
-fn header_of(file: &File, name: &str, held: u64) -> Result<Option<u64>> {
-    let mut first = vec![0; held.min(HEADER_MAX) as usize];
-    file.read_exact_at(&mut first, 0).map_err(|e| cannot(name, "be read", &e))?;
-    let header = match Header::parse(&first, held) {
-        Ok(header) => header,
-        Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => return Ok(None),
-        Err(error) => bail!("{name}: {error}"),
-    };
-    if !header.bad_pages().is_empty() {
-        bail!("{name}: its header lists {} bad pages; name a device without", header.bad_pages().len());
-    }
-    Ok(Some(header.bytes()))
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
+use pageout::api::reason;
 
 use crate::sys;
 
@@ -69,7 +70,7 @@ pub fn ready_runtime(reach: Reach) -> Result<PathBuf> {
     };
     // What is there says by itself what to do.
     ensure(&path, reach).map_err(|e| if path.exists() { e } else { anyhow!("{e}; {remedy}") })?;
-    sys::may_access(&path, libc::W_OK).map_err(|e| anyhow!("{shown}: {}; {remedy}", sys::reason(&e)))?;
+    sys::may_access(&path, libc::W_OK).map_err(|e| anyhow!("{shown}: {}; {remedy}", reason(&e)))?;
     Ok(path)
 }
 
@@ -116,16 +117,16 @@ pub fn ensure(path: &Path, reach: Reach) -> Result<()> {
     let shown = path.display();
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-        made.map_err(|e| anyhow!("{}: cannot be made: {}", parent.display(), sys::reason(&e)))?;
+        made.map_err(|e| anyhow!("{}: cannot be made: {}", parent.display(), reason(&e)))?;
     }
     match DirBuilder::new().mode(reach.mode()).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            bail!("{shown}: cannot be made: {}", sys::reason(&error))
+            bail!("{shown}: cannot be made: {}", reason(&error))
         }
         Err(_) => {}
         // Whatever the umask takes away.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(reach.mode()))
-            .map_err(|error| anyhow!("{shown}: {}", sys::reason(&error)))?,
+            .map_err(|error| anyhow!("{shown}: {}", reason(&error)))?,
     }
     check(path, reach)
 }

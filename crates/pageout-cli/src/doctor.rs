@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use pageout::api::{Bytes, Spec};
+use pageout::api::{reason, Bytes, Spec};
 use pageout::kernel::NEEDED;
 use pageout::wire::DEVICES;
 use pageout_uffd::Uffd;
@@ -169,7 +169,7 @@ fn io_uring(findings: &mut Findings) {
                 "" | "0" => "in a container: allow io_uring in the seccomp profile",
                 _ => "as root: sysctl kernel.io_uring_disabled=0",
             };
-            findings.weak(what, format_args!("{}; pread and pwrite are used", sys::reason(&error)), remedy);
+            findings.weak(what, format_args!("{}; pread and pwrite are used", reason(&error)), remedy);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use anyhow::{anyhow, bail, Result};
+use pageout::api::reason;
 use pageout::kernel::NEEDED;
 use pageout_uffd::{Features, Uffd};
 
@@ -25,7 +26,7 @@ pub fn device_for_all(reach: Reach) -> Result<Option<OwnedFd>> {
         return Ok(None);
     }
     Uffd::open_device().map(Some).map_err(|errno| {
-        let why = sys::reason(&io::Error::from(errno));
+        let why = reason(&io::Error::from(errno));
         anyhow!("--any-user: /dev/userfaultfd: {why}; in a container pass --device /dev/userfaultfd")
     })
 }

@@ -53,6 +53,7 @@ use std::process::Command;
 use anyhow::{bail, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use pageout::api::reason;
 
 use options::{Options, Verb};
 
@@ -123,7 +124,7 @@ fn bench(args: &[OsString]) -> Result<i32> {
     let beside =
         std::env::current_exe().map(|own| own.with_file_name(NAME)).ok().filter(|path| path.is_file());
     let why = Command::new(beside.unwrap_or_else(|| NAME.into())).args(args).exec();
-    bail!("{NAME}: {}; in pageout's source: cargo install --path crates/{NAME}", sys::reason(&why))
+    bail!("{NAME}: {}; in pageout's source: cargo install --path crates/{NAME}", reason(&why))
 }
 
 /// What is wrong with the command line and where help is, in one line.

@@ -9,6 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use pageout::api::reason;
+
 use crate::sys;
 
 /// Exit status for a program that is there but cannot be run.
@@ -109,7 +111,7 @@ pub fn resolve(name: &OsStr) -> Result<PathBuf, Refused> {
                     (NOT_EXECUTABLE, "is not a valid program; name another".into())
                 }
                 _ => {
-                    let why = sys::reason(&error);
+                    let why = reason(&error);
                     (
                         NOT_EXECUTABLE,
                         format!("cannot be read, so it cannot be checked: {why}; run a readable copy"),
@@ -166,7 +168,7 @@ fn not_executable(name: &OsStr, path: &Path, error: &std::io::Error) -> Refused 
             format!("{name}: on a file system mounted noexec; run a copy on another")
         }
         ErrorKind::PermissionDenied => format!("{name}: not executable; chmod +x {shown} if it is a program"),
-        _ => format!("{name}: {}; name a program", sys::reason(error)),
+        _ => format!("{name}: {}; name a program", reason(error)),
     };
     Refused::new(NOT_EXECUTABLE, line)
 }

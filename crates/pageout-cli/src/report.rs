@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use anyhow::{anyhow, Result};
-use pageout::api::Bytes;
+use pageout::api::{reason, Bytes};
 use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
 
@@ -253,7 +253,7 @@ fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
     match error.kind() {
         _ if path == Path::new("") => anyhow!("--stats: no name; name a file, or - for standard error"),
         io::ErrorKind::IsADirectory => anyhow!("--stats {shown}: is a directory; name a file in it"),
-        _ => anyhow!("--stats {shown}: {}; name a file that can be written", sys::reason(error)),
+        _ => anyhow!("--stats {shown}: {}; name a file that can be written", reason(error)),
     }
 }
 

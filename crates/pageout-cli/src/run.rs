@@ -16,7 +16,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use pageout::api::{Bytes, Spec};
+use pageout::api::{reason, Bytes, Spec};
 use pageout::wire::{DeviceSettings, Settings, ANY_USER, ASKED_HUGE_ONLY, DEVICES, ENV_RUN};
 
 use crate::agent;
@@ -303,7 +303,7 @@ fn not_started(program: &Path, error: &std::io::Error) -> Refused {
             let remedy = "raise ulimit -u, or pids.max of the control group";
             Refused::new(FAILED, format!("{shown}: no room for another process; {remedy}"))
         }
-        _ => Refused::new(NOT_EXECUTABLE, format!("{shown}: {}; name a program", sys::reason(error))),
+        _ => Refused::new(NOT_EXECUTABLE, format!("{shown}: {}; name a program", reason(error))),
     }
 }
 

@@ -13,6 +13,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use pageout::api::reason;
+
 use crate::{program, sys};
 
 /// How much a line matters; the numbers are those of the `Log` message of keepers.
@@ -136,6 +138,6 @@ pub fn print(text: impl fmt::Display) {
 
 /// Standard output takes nothing: nobody would hear the rest either.
 pub fn unheard(why: &io::Error) -> ! {
-    error(format_args!("standard output: {}", sys::reason(why)));
+    error(format_args!("standard output: {}", reason(why)));
     std::process::exit(program::FAILED)
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
-use pageout::api::Bytes;
+use pageout::api::{reason, Bytes};
 use pageout::slot::Entry;
 use pageout::stats::STATS_BYTES;
 use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
@@ -962,7 +962,7 @@ fn listen(reach: Reach) -> Result<Listener> {
                 if reach == Reach::Any {
                     // Whoever connects is looked at: see `accept`.
                     fs::set_permissions(&listener.path, Permissions::from_mode(0o666))
-                        .map_err(|e| anyhow!("{}: {}", listener.path.display(), sys::reason(&e)))?;
+                        .map_err(|e| anyhow!("{}: {}", listener.path.display(), reason(&e)))?;
                 }
                 return Ok(listener);
             }
@@ -970,6 +970,6 @@ fn listen(reach: Reach) -> Result<Listener> {
         }
     }
     let (path, error) = last.expect("there is a name");
-    let why = sys::reason(&error);
+    let why = reason(&error);
     Err(anyhow!("{}: cannot listen: {why}; set XDG_RUNTIME_DIR to a short path of your own", path.display()))
 }

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{Backing, Bytes, Spec};
+use pageout::api::{reason, Backing, Bytes, Spec};
 use serde_json::json;
 
 use crate::options::{SwapoffOptions, SwaponOptions};
 use crate::runs::{self, Run, Switched};
 use crate::say;
-use crate::sys;
 
 /// How long a device may stay as full as it is before the user is told.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -76,7 +75,7 @@ fn absolute(path: PathBuf) -> Result<String> {
         bail!("no device is named; see pageout show");
     }
     let absolute = std::path::absolute(&path).map_err(|e| {
-        anyhow!("{}: working directory: {}; name it from the root on", path.display(), sys::reason(&e))
+        anyhow!("{}: working directory: {}; name it from the root on", path.display(), reason(&e))
     })?;
     match absolute.into_os_string().into_string() {
         Ok(path) => Ok(path),

@@ -808,18 +808,6 @@ pub fn text_of(path: impl AsRef<Path>) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// An error number's text without std's "(os error N)".
-pub fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    let mut letters = text.chars();
-    // A short lower-case phrase, as it stands in the middle of a line.
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => String::new(),
-    }
-}
-
 /// An absolute path from the environment.
 pub fn directory_from(variable: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
     let path = std::path::PathBuf::from(std::env::var_os(variable)?);

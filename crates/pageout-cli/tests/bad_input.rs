@@ -277,14 +277,14 @@ fn swap_paths() {
     fs::create_dir(place.path("shared")).unwrap();
     set_mode(&place.path("shared"), 0o1777);
     swap_refused(&place, "shared/swap", {
-        "{}: others can write shared; name a file in a directory of your own, or leave out --swap and set \
-         TMPDIR=shared for a file without a name"
+        "{}: others can write shared; name a file in a directory of your own, or none and set TMPDIR=shared for a \
+         file without a name"
     });
     // Nor one that is there: another could be put in its place.
     place.sparse("shared/there", 64 << 20);
     swap_refused(&place, "shared/there", {
-        "{}: others can write shared; name a file in a directory of your own, or leave out --swap and set \
-         TMPDIR=shared for a file without a name"
+        "{}: others can write shared; name a file in a directory of your own, or none and set TMPDIR=shared for a \
+         file without a name"
     });
     if is_root() {
         let theirs = place.sparse("theirs", 64 << 20);
@@ -296,10 +296,10 @@ fn swap_paths() {
     // SAFETY: takes integers only.
     unsafe { libc::flock(busy.as_raw_fd(), libc::LOCK_EX) };
     swap_refused(&place, "busy", {
-        "{}: in use by another device of this run or by another pageout; name another file"
+        "{}: in use by another device, here or of another pageout; name another file"
     });
     refused(&place, &["-s", "twice,size=64M", "-s", "twice,size=64M", "true"], 125, {
-        "twice: in use by another device of this run or by another pageout; name another file"
+        "twice: in use by another device, here or of another pageout; name another file"
     });
     assert!(!place.path("twice").exists());
     let ended = finish(&mut place.pageout(["run", "-s", "new,size=900000T", "true"]));

@@ -498,16 +498,18 @@ fn errors_say_what_to_do() {
         (format!("mem,size={}", u64::MAX - 0x1f_ffff), "no memory for it; ask for less"),
         ("/dev/nosuchdisk,size=64M".into(), "no such device"),
         ("UUID=no-such-disk".into(), "no such device"),
-        ("/dev/null".into(), "neither a regular file nor a block device"),
+        ("/dev/null".into(), "neither a file nor a block device"),
     ] {
         let error = build(&spec);
         assert!(error.contains(says) && !error.contains('\n'), "{spec}: {error}");
     }
     fs::write(name("data"), vec![7u8; 1 << 20]).unwrap();
     fs::set_permissions(name("data"), fs::Permissions::from_mode(0o600)).unwrap();
-    assert!(build(&name("data")).contains("holds data that is not swap; run mkswap if it may go, or"));
-    fs::set_permissions(name("data"), fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(build(&name("data")).contains("chmod 600"));
+    let data = name("data");
+    assert!(build(&data).contains(&format!("left there; run mkswap {data} if it may go, or name a new file")));
+    fs::write(&data, "").unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(build(&data).contains(&format!("run chmod 600 {data}")));
     fs::remove_file(name("data")).unwrap();
 
     // A file that is not there serves, and leaves nothing behind.

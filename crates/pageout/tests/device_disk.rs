@@ -3,6 +3,7 @@
 mod device_support;
 
 use device_support::{c, read, round_trip, write_all, Memory, Scratch, MIB};
+use pageout::api::Found;
 use pageout::device::{Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, Queue, Run, PAGE};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -141,7 +142,14 @@ fn block_devices_work_and_end() {
     // By a name as udev gives it.
     let link = scratch.0.join("by-uuid");
     std::os::unix::fs::symlink(&disk.0, &link).unwrap();
-    let device = FileDevice::open(&c(&link), FileOptions::default()).unwrap();
+    assert!(Found::open(&link).unwrap_err().starts_with("holds data that is not swap"));
+    if system(&["mkswap", &disk.0]).is_none() {
+        return;
+    }
+    let found = Found::open(&link).unwrap();
+    assert_eq!((found.is_block_device, found.len, found.header), (true, size, Some(size)));
+    assert!(Found::open(&link).unwrap_err().starts_with("in use"));
+    let device = FileDevice::from_fd(found.file.into(), FileOptions::default()).unwrap();
     assert_eq!((device.kind(), device.access(), device.size()), (Kind::Block, Access::Direct, Ok(size)));
     round_trip(&device);
     let memory = Memory::filled(2 * PAGE, 23);

@@ -3,12 +3,8 @@
 mod device_support;
 
 use device_support::{c, read, round_trip, write_all, Memory, Scratch, MIB};
-use pageout::device::{
-    Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError, Run, PAGE,
-};
+use pageout::device::{Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, Run, PAGE};
 use std::ffi::CStr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
 
 const SIZE: u64 = 32 << 20;
 
@@ -143,43 +139,5 @@ fn discard_gives_the_room_back() {
         let back = Memory::new(2 * MIB);
         read(&device, back.run(0, 2 * MIB as u64, 2 * MIB)).unwrap();
         assert!(back.words() == &memory.words()[2 * MIB / 8..]);
-    }
-}
-
-#[test]
-fn files_that_others_may_use_are_refused() {
-    let scratch = Scratch::new("rights");
-    let open = |path: &Path| FileDevice::open(&c(path), FileOptions::default()).map(|_| ());
-    let refused = |path: &Path| {
-        let error = open(path).unwrap_err();
-        println!("{}: {error}", path.display());
-        error
-    };
-    let file = scratch.0.join("swap");
-    let create = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).unwrap();
-    create.set_len(SIZE).unwrap();
-    assert_eq!(open(&file), Ok(()));
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(refused(&file), OpenError::Mode(0o644));
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
-
-    std::os::unix::fs::symlink(&file, scratch.0.join("link")).unwrap();
-    assert_eq!(refused(&scratch.0.join("link")), OpenError::Refused(Errno::LOOP));
-    assert_eq!(refused(&scratch.0), OpenError::Refused(Errno::ISDIR));
-    assert_eq!(refused(&scratch.0.join("none")), OpenError::Refused(Errno::NOENT));
-    assert_eq!(refused(Path::new("/dev/null")), OpenError::NotAFile);
-
-    let first = FileDevice::open(&c(&file), FileOptions::default()).unwrap();
-    assert_eq!(refused(&file), OpenError::InUse);
-    drop(first);
-
-    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(refused(&file), OpenError::Directory(0o777));
-    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o700)).unwrap();
-    if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(&file, Some(65533), None).unwrap();
-        assert_eq!(refused(&file), OpenError::Owner(65533));
-    } else {
-        println!("skipped: a file of another owner needs root");
     }
 }

@@ -2,18 +2,16 @@
 //!
 //! Everything is opened on the engine's thread, into the engine's own file table: what the program closes does not reach it.
 
-use super::header::{Header, HeaderError};
+use super::found::{c_path, is_missing_disk, Found};
 use super::memory::MemoryDevice;
 use super::spec::{Backing, NotASpec, Spec};
 use super::{Bytes, Error};
-use crate::device::{is_hole, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, OpenError};
+use crate::device::{Device, FileDevice, FileOptions, FileSystem, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, LockClass};
 use core::ops::Range;
 use std::boxed::Box;
-use std::ffi::CString;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -55,9 +53,8 @@ impl Asked {
             Backing::Path(path) if path.symlink_metadata().is_ok() => self.open_existing(path)?,
             Backing::Path(path) => (self.create(path)?, None),
         };
-        // What lies behind the room that a header speaks of is not ours.
-        let room = match &header {
-            Some(header) => header.bytes(),
+        let room = match header {
+            Some(room) => room,
             None => device.size().map_err(|errno| self.refused(errno.into()))?,
         };
         let size = self.spec.size.unwrap_or(Bytes(room));
@@ -112,45 +109,23 @@ impl Asked {
             .map_err(|error| Error::Device { name, why: error.to_string() })
     }
 
-    /// A user's file or disk, and its header. It is empty or carries the signature of swap; else it holds
-    /// data that are not ours to destroy.
-    fn open_existing(&self, path: &Path) -> Result<(FileDevice, Option<Header>), Error> {
-        if path.metadata().is_ok_and(|about| is_swapped_on(&about)) {
-            return Err(self.refused(Errno::TXTBSY.into()));
+    /// A user's file or disk, and the bytes that its header speaks of.
+    fn open_existing(&self, path: &Path) -> Result<(FileDevice, Option<u64>), Error> {
+        let found = Found::open(path).map_err(|why| self.wrong(why))?;
+        let (room, header, has_holes) = (found.room(), found.header, found.has_holes);
+        let is_file = !found.is_block_device;
+        let mut device = FileDevice::from_fd(found.file.into(), FileOptions::default())
+            .map_err(|error| self.refused(error))?;
+        if is_file {
+            // What was in memory is not to be found there, and would be taken for its owner's data the next time.
+            let first = header.map_or(0, |_| SLOT_BYTES);
+            device.empty_at_end(first..room, has_holes);
         }
-        let mut device =
-            FileDevice::open(&c_path(path), FileOptions::default()).map_err(|error| self.refused(error))?;
-        let size = device.size().map_err(|errno| self.refused(errno.into()))?;
-        let header = match Header::read(&device, size) {
-            Ok(header) if header.bad_pages().is_empty() => {
-                if device.kind() != Kind::Block {
-                    self.kept_empty(&mut device, SLOT_BYTES..header.bytes())?;
-                }
-                Some(header)
-            }
-            Ok(_) => return Err(self.wrong("its header lists bad pages; name a device without".into())),
-            Err(HeaderError::Io(errno)) => return Err(self.refused(errno.into())),
-            Err(_) if device.kind() != Kind::Block && is_hole(&device) => {
-                self.kept_empty(&mut device, 0..size)?;
-                None
-            }
-            Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => {
-                let why = "holds data that is not swap; run mkswap if it may go, or name a new file";
-                return Err(self.wrong(why.into()));
-            }
-            // These say what to do.
-            Err(error) => return Err(self.wrong(error.to_string())),
-        };
-        if size == 0 {
+        if room == 0 {
             let size = self.room_in(path, false)?;
             device.set_size(size).map_err(|errno| self.refused(errno.into()))?;
         }
         Ok((device, header))
-    }
-
-    /// What was in memory is not to be found there, and would be taken for its owner's data the next time.
-    fn kept_empty(&self, device: &mut FileDevice, room: Range<u64>) -> Result<(), Error> {
-        device.empty_at_end(room).map_err(|errno| self.refused(errno.into()))
     }
 
     /// How large a file of ours may be on the file system of `path`.
@@ -224,25 +199,6 @@ impl Lessor for Trunks {
         self.devices.lock()[device].returned.push(trunk);
         true
     }
-}
-
-/// Is what is not there a disk by its name? A file in its place would be memory.
-pub fn is_missing_disk(path: &Path) -> bool {
-    std::path::absolute(path).is_ok_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
-}
-
-/// Does the kernel swap to this file?
-pub fn is_swapped_on(about: &fs::Metadata) -> bool {
-    let swaps = fs::read("/proc/swaps").unwrap_or_default();
-    let swaps = String::from_utf8_lossy(&swaps);
-    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
-        fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
-    })
-}
-
-/// A path of a specification has no zero byte.
-fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_encoded_bytes()).unwrap_or_default()
 }
 
 /// What the machine could give without harm, by the kernel's guess.

@@ -4,7 +4,20 @@ use super::Bytes;
 use crate::kernel::LinuxError;
 use core::fmt;
 use rustix::io::Errno;
-use std::string::String;
+use std::io;
+use std::string::{String, ToString};
+
+/// The system's words for an error, short and lower-case, as they stand in the middle of a line.
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    // Without std's "(os error N)".
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
 
 /// Why a call of this API did not do what it was asked. Nothing has changed then, but where bytes were to come in or be given up:
 /// some may have been.
@@ -46,7 +59,7 @@ pub enum Error {
     /// Threads cannot answer their own faults; why, and what to do.
     Inline(&'static str),
     /// A thread of the engine could not be started or set apart from the program.
-    Thread(std::io::Error),
+    Thread(io::Error),
     /// A region of no bytes, or of more than an address space has.
     Length(usize),
     /// Bytes that are not all in the region.

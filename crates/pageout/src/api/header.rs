@@ -13,9 +13,8 @@
 //! Numbers are in the byte order of the machine that wrote them; both orders are read.
 
 use super::Bytes;
-use crate::device::{Device, Errno, Run, PAGE};
+use crate::device::PAGE;
 use core::fmt;
-use std::boxed::Box;
 use std::vec::Vec;
 
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
@@ -33,14 +32,11 @@ const BAD_PAGES_AT: usize = 1536;
 const BAD_PAGES_MAX: usize = (PAGE - SIGNATURE_LEN - BAD_PAGES_AT) / 4;
 
 /// The largest page size of any machine, which is where the search for signatures ends.
-const FOREIGN_PAGE_MAX: usize = 64 << 10;
+pub(super) const FOREIGN_PAGE_MAX: usize = 64 << 10;
 
 /// Why a header is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HeaderError {
-    /// The device could not be read.
-    Io(Errno),
+pub(super) enum HeaderError {
     /// No header at all.
     NoSignature,
     /// The format of before Linux 2.1.117.
@@ -72,7 +68,6 @@ impl fmt::Display for HeaderError {
     /// The reason and what to do, to stand behind the device's path in a message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Io(errno) => write!(f, "cannot read the swap header: {errno}"),
             Self::NoSignature => write!(f, "no swap header; run mkswap on it"),
             Self::OldFormat => write!(f, "swap header of the old format; run mkswap on it"),
             Self::Hibernation => write!(f, "holds a hibernation image; resume from it, or run mkswap on it"),
@@ -102,7 +97,7 @@ impl core::error::Error for HeaderError {}
 
 /// What a header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(super) struct Header {
     last_page: u32,
     /// Ascending, none twice.
     bad_pages: Vec<u32>,
@@ -110,18 +105,18 @@ pub struct Header {
 
 impl Header {
     /// The bytes that the header speaks of, its own page included: what lies beyond is not for swap.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         bytes_to(self.last_page)
     }
 
     /// The pages that must not be used, ascending.
-    pub fn bad_pages(&self) -> &[u32] {
+    pub(super) fn bad_pages(&self) -> &[u32] {
         &self.bad_pages
     }
 
     /// Reads the header out of a device's first bytes, at least a page, for a device of `device_len`
     /// bytes. With 64K a header for another page size is told from none.
-    pub fn parse(first: &[u8], device_len: u64) -> Result<Self, HeaderError> {
+    pub(super) fn parse(first: &[u8], device_len: u64) -> Result<Self, HeaderError> {
         let Some(page) = first.first_chunk::<PAGE>() else { return Err(HeaderError::TooSmall(device_len)) };
         signature(first)?;
         let raw = |at: usize| [page[at], page[at + 1], page[at + 2], page[at + 3]];
@@ -159,29 +154,12 @@ impl Header {
         bad_pages.dedup();
         Ok(Self { last_page, bad_pages })
     }
-
-    /// Reads the header of a device of `device_len` bytes. Allocates; not for the fault path.
-    pub fn read(device: &dyn Device, device_len: u64) -> Result<Self, HeaderError> {
-        if device_len < PAGE as u64 {
-            return Err(HeaderError::TooSmall(device_len));
-        }
-        let mut first = Box::new(First([0; FOREIGN_PAGE_MAX]));
-        let len = (device_len as usize).min(FOREIGN_PAGE_MAX) / PAGE * PAGE;
-        let run = Run { at: 0, address: first.0.as_mut_ptr() as usize, len };
-        // SAFETY: the buffer is this function's, and looked at only after the call.
-        unsafe { device.read(run) }.map_err(HeaderError::Io)?;
-        Self::parse(&first.0[..len], device_len)
-    }
 }
 
 /// The bytes from the header's own page to the end of `last_page`.
 fn bytes_to(last_page: u32) -> u64 {
     (u64::from(last_page) + 1) * PAGE as u64
 }
-
-/// Aligned for O_DIRECT.
-#[repr(C, align(4096))]
-struct First([u8; FOREIGN_PAGE_MAX]);
 
 /// Finds our signature at the end of a page, or says what lies there instead.
 fn signature(first: &[u8]) -> Result<(), HeaderError> {

@@ -38,6 +38,7 @@
 mod bytes;
 mod devices;
 mod error;
+mod found;
 mod header;
 mod host;
 mod inline;
@@ -50,9 +51,8 @@ mod swap;
 
 pub use crate::engine::Swapin;
 pub use bytes::{Bytes, NotASize};
-pub use devices::{is_missing_disk, is_swapped_on};
-pub use error::Error;
-pub use header::{Header, HeaderError};
+pub use error::{reason, Error};
+pub use found::{is_missing_disk, safe_directory, Found, IN_USE};
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
 pub use spec::{Backing, NotASpec, Spec};
 pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

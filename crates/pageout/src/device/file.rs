@@ -106,13 +106,6 @@ impl FileDevice {
         Ok(Self { fd, kind, access, queue: options.queue, ring: Lock::new(ring, &RING_LOCKS), emptied: None })
     }
 
-    /// Opens a regular file or block device that exists.
-    ///
-    /// Refused are files that others may read, write, own or replace, and files that another device has.
-    pub fn open(path: &CStr, options: FileOptions) -> Result<Self, OpenError> {
-        Self::from_fd(open::existing(path)?, options)
-    }
-
     /// Creates a file of `size` bytes in `directory` that nobody else can open and that goes with its
     /// last descriptor. It takes up no room until it is written.
     ///
@@ -147,12 +140,9 @@ impl FileDevice {
     }
 
     /// Has `room` of a file hold nothing when the device is dropped, as large as the file is now: what was in memory is not to be
-    /// found there.
-    pub fn empty_at_end(&mut self, room: Range<u64>) -> Result<(), Errno> {
-        let about = fs::fstat(&self.fd)?;
-        let has_holes = (about.st_blocks as u64) * 512 < about.st_size as u64;
+    /// found there. `has_holes`: it has less room on its disk than its length, and is to have no more then.
+    pub fn empty_at_end(&mut self, room: Range<u64>, has_holes: bool) {
         self.emptied = Some((room, has_holes));
-        Ok(())
     }
 }
 

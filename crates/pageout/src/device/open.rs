@@ -1,14 +1,12 @@
-//! Opening and creating the files that devices live on: what is refused, and why.
-//!
-//! A swap file holds what was in memory: keys, passwords, mail. So nobody else may read it, put another
-//! file in its place, or find it after the program has gone.
+//! The files that devices live on: making those that nobody else may read, or find after the program has gone; taking,
+//! emptying, giving back what is in them.
 
 use super::{raw, Errno};
 use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::ioctl;
 
 /// Why a file cannot be a device.
@@ -19,16 +17,6 @@ pub enum OpenError {
     Refused(Errno),
     /// A directory, a pipe, a terminal: neither regular file nor block device.
     NotAFile,
-    /// Others than its owner may read or write it; the permission bits.
-    Mode(u32),
-    /// It belongs to somebody else; the user's number.
-    Owner(u32),
-    /// Others may replace files in its directory; the directory's permission bits.
-    Directory(u32),
-    /// Another pageout has it.
-    InUse,
-    /// A disk that cannot be written.
-    ReadOnly,
 }
 
 impl fmt::Display for OpenError {
@@ -40,9 +28,6 @@ impl fmt::Display for OpenError {
                 write!(f, "permission denied; name a file that you may read and write")
             }
             Self::Refused(Errno::ISDIR) => write!(f, "is a directory; name a file in it"),
-            Self::Refused(Errno::LOOP) => write!(f, "is a symbolic link; name the file itself"),
-            Self::Refused(Errno::BUSY) => write!(f, "is mounted or in use; name another device"),
-            Self::Refused(Errno::TXTBSY) => write!(f, "is swapped to by the kernel; run swapoff first"),
             Self::Refused(Errno::ROFS) => write!(f, "read-only file system; name a file on another"),
             Self::Refused(Errno::NOSPC | Errno::DQUOT) => {
                 write!(f, "no space left; free some or name another place")
@@ -60,14 +45,6 @@ impl fmt::Display for OpenError {
             Self::NotAFile => {
                 write!(f, "neither a regular file nor a block device; name one of those")
             }
-            Self::Mode(mode) => write!(f, "others may use it (mode {mode:04o}); run chmod 600"),
-            Self::Owner(uid) => write!(f, "belongs to user {uid}; name a file of your own"),
-            Self::Directory(mode) => write!(
-                f,
-                "others may write to its directory (mode {mode:04o}); name a file in a directory of your own"
-            ),
-            Self::ReadOnly => write!(f, "is read-only; name a disk that can be written"),
-            Self::InUse => write!(f, "in use by another pageout; name another file"),
         }
     }
 }
@@ -82,42 +59,6 @@ impl From<Errno> for OpenError {
 
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
-
-/// Opens a regular file or block device that exists, if its rights keep others out.
-pub(super) fn existing(path: &CStr) -> Result<OwnedFd, OpenError> {
-    let kind = FileType::from_raw_mode(fs::stat(path)?.st_mode);
-    let flags = match kind {
-        FileType::RegularFile => {
-            directory_is_safe(path)?;
-            // A link to a file could be a trap.
-            OFlags::NOFOLLOW
-        }
-        // Names of disks are links often (/dev/disk/by-uuid). On a block device O_EXCL without O_CREAT means: not while it is
-        // mounted.
-        FileType::BlockDevice => OFlags::EXCL,
-        FileType::Directory => return Err(Errno::ISDIR.into()),
-        // Not opened even to look closer: opening a device can have effects.
-        _ => return Err(OpenError::NotAFile),
-    };
-    let fd = fs::openat(fs::CWD, path, FLAGS | flags, Mode::empty())?;
-    // What was opened counts, not what lay there before.
-    let opened = fs::fstat(&fd)?;
-    if FileType::from_raw_mode(opened.st_mode) != kind {
-        return Err(OpenError::NotAFile);
-    }
-    if kind == FileType::RegularFile {
-        if opened.st_mode & 0o077 != 0 {
-            return Err(OpenError::Mode(opened.st_mode & 0o7777));
-        }
-        if opened.st_uid != 0 && opened.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(OpenError::Owner(opened.st_uid));
-        }
-    } else if is_read_only(&fd) {
-        return Err(OpenError::ReadOnly);
-    }
-    take(&fd)?;
-    Ok(fd)
-}
 
 /// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once.
 pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
@@ -177,14 +118,10 @@ fn random_name() -> Result<[u8; 22], Errno> {
     Ok(name)
 }
 
-/// Marks the file as taken for as long as the descriptor is open, by an advisory lock. Refused where another has it
-/// ([`OpenError::InUse`]).
-pub fn take(fd: impl AsFd) -> Result<(), OpenError> {
-    match fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(OpenError::InUse),
-        // Network file systems without locks: no worse than without asking.
-        _ => Ok(()),
-    }
+/// Marks the file as taken for as long as the descriptor is open, by an advisory lock. False where another has it.
+pub fn take(fd: impl AsFd) -> bool {
+    // Network file systems without locks: no worse than without asking.
+    fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
 /// Is it a disk that cannot be written? It can be opened for that all the same.
@@ -253,26 +190,6 @@ pub fn is_hole(fd: impl AsFd) -> bool {
     // Such room that was only read is in the page cache, as zeros, and would be data.
     let _ = fs::fadvise(&fd, 0, None, fs::Advice::DontNeed);
     fs::seek(&fd, fs::SeekFrom::Data(0)) == Err(Errno::NXIO)
-}
-
-/// Refuses a path whose last step others than the owner of its directory may redirect.
-fn directory_is_safe(path: &CStr) -> Result<(), OpenError> {
-    const PATH_MAX: usize = 4096;
-    let bytes = path.to_bytes();
-    let end = bytes.iter().rposition(|&byte| byte == b'/');
-    let mut parent = [0u8; PATH_MAX];
-    match end {
-        None => parent[0] = b'.',
-        Some(0) => parent[0] = b'/',
-        Some(end) if end < PATH_MAX => parent[..end].copy_from_slice(&bytes[..end]),
-        Some(_) => return Err(Errno::NAMETOOLONG.into()),
-    }
-    let parent = CStr::from_bytes_until_nul(&parent).map_err(|_| Errno::NAMETOOLONG)?;
-    let mode = fs::stat(parent)?.st_mode;
-    if mode & 0o022 != 0 {
-        return Err(OpenError::Directory(mode & 0o7777));
-    }
-    Ok(())
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
