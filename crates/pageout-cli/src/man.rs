@@ -66,7 +66,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
-             SIGQUIT ends the wait, and they go on without a limit, with the room that they have, which stays as it is in files and disks. \
+             SIGQUIT ends the wait, and they go on with the memory and the room that they have, which stays as it is in files and disks; what they \
+             execute later has no limit. \
              Where such a signal came while the program lived, and ended it, there is no wait of more than two seconds: who \
              stops the program by pageout waits for pageout. Its standard input and output are \
              closed as soon as the program runs.",

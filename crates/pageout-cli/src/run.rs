@@ -259,7 +259,9 @@ fn look_after(
 fn leave_behind(server: &Server, why: &str) {
     let left = server.living();
     if left > 0 {
-        say::warning(format_args!("{why}; processes that the program left ({left}) go on without a limit"));
+        say::warning(format_args!(
+            "{why}; processes that the program left ({left}) go on with what they have, and what they execute has no limit"
+        ));
     }
 }
 

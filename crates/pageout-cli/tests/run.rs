@@ -1062,7 +1062,8 @@ fn who_is_left_without_a_limit_is_told_of() {
     // SAFETY: a child of ours that has not been waited for.
     unsafe { libc::kill(pid, libc::SIGTERM) };
     let ended = wait(child);
-    let told = "pageout: ended by signal 15; processes that the program left (1) go on without a limit\n";
+    let told = "pageout: ended by signal 15; processes that the program left (1) go on with what they have, and what \
+            they execute has no limit\n";
     assert_eq!((ended.err.as_str(), ended.status), (told, 0));
 }
 
@@ -1070,7 +1071,8 @@ fn who_is_left_without_a_limit_is_told_of() {
 #[test]
 fn run_ends_with_a_program_that_was_told_to_end() {
     let place = Place::new();
-    let told = "pageout: the program has ended as it was told; processes that the program left (1) go on without a limit\n";
+    let told = "pageout: the program has ended as it was told; processes that the program left (1) go on with what they have, and what \
+            they execute has no limit\n";
     for (signal, trap, status) in
         [(libc::SIGTERM, "trap 'exit 3' TERM", 3), (libc::SIGTERM, ":", 1015), (libc::SIGINT, ":", 1002)]
     {

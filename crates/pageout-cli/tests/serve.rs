@@ -638,7 +638,8 @@ fn those_who_outlive_the_run_keep_what_they_have_out() {
         [("mem,size=64M", 64 << 20), ("new,size=64M", 64 << 20), ("empty,size=128M", 128 << 20)]
     {
         let ended = interrupted(&place, "survivor", None, &["-s", spec, "--stats=out", "--"]);
-        let told = "pageout: ended by signal 15; processes that the program left (2) go on without a limit\n\
+        let told = "pageout: ended by signal 15; processes that the program left (2) go on with what they have, and what \
+            they execute has no limit\n\
             pageout: 2 processes; 0 written to swap, 0 read back\n";
         assert_eq!((ended.status, ended.err.as_str()), (5, told), "{spec}");
         let kept = std::fs::read_to_string(place.path("kept")).unwrap();
