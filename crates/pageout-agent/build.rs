@@ -2,7 +2,7 @@
 //! built as PIE) would not bring it, and the loader would end it for the functions that the agent lacks.
 //!
 //! Only by name, through a library of nothing: linked with the real one the agent would ask for the versions of the
-//! libc that it was built with, and programs that bring an older one would not start.
+//! libc that it was built with, and programs that bring an older one (2.34 at least) would not start.
 
 use std::env;
 use std::path::PathBuf;

@@ -122,7 +122,8 @@ pub fn may_have_guests() -> bool {
     GUESTS.load(Ordering::Relaxed)
 }
 
-fn control_block() -> usize {
+/// The calling thread's: its address tells threads of one process apart, without a system call.
+pub fn control_block() -> usize {
     let block: usize;
     // SAFETY: the first word of the block points to itself.
     unsafe { core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, pure)) };
@@ -138,13 +139,16 @@ pub fn enter_thread() {
     }
     let block = control_block();
     // Of an earlier thread at the same place all is pinned, unless it is being let go.
-    let takes_over = |slot: &AtomicUsize| match slot.load(Ordering::Acquire) {
-        held if held == block => true,
-        held if held == block | LEAVES && replace(slot, held, block) => {
-            LEFT.fetch_sub(1, Ordering::Relaxed);
-            true
+    let takes_over = |slot: &AtomicUsize| {
+        let held = slot.load(Ordering::Acquire);
+        match held & !LOOSE {
+            is if is == block => true,
+            leaves if leaves == block | LEAVES && replace(slot, held, held & !LEAVES) => {
+                LEFT.fetch_sub(1, Ordering::Relaxed);
+                true
+            }
+            _ => false,
         }
-        _ => false,
     };
     if !used().iter().any(takes_over) {
         let state = if pin(places(block), Pins::pin) { 0 } else { LOOSE };
@@ -305,10 +309,11 @@ fn begin_to_leave(own: usize) {
     // SAFETY: the thread's own descriptor.
     let number = unsafe { (own.wrapping_add_signed(number) as *const u32).read() };
     for (slot, thread) in used().iter().zip(&THREADS) {
-        if slot.load(Ordering::Acquire) == own {
+        let held = slot.load(Ordering::Acquire);
+        if held & !LOOSE == own {
             thread.store(number, Ordering::Relaxed);
             LEFT.fetch_add(1, Ordering::Relaxed);
-            slot.store(own | LEAVES, Ordering::Release);
+            slot.store(held | LEAVES, Ordering::Release);
         }
     }
 }

@@ -11,21 +11,22 @@
 use crate::keeper::{self, Keeper};
 use crate::maps::Maps;
 use crate::sys::own_number;
-use crate::wrap::{pthread_getspecific, pthread_key_create, pthread_setspecific};
 use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin, wrap};
 use alloc::boxed::Box;
 use core::ffi::{c_void, CStr};
-use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::call::on_stack;
 use pageout::fault::Server;
+use pageout::kernel::nobody_is_called;
 use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Rounds, Wait};
 use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{futex, nanosleep, Timespec};
 
-/// Nobody asks; somebody asks for a fork; the keeper says yes or no.
+/// Nobody asks; somebody asks for a fork; the keeper says yes or no. In the lowest byte of the gate; above it is a number, which each
+/// question and whatever ends one changes: an answer is to the question that was asked, whoever asks by then.
 const FREE: u32 = 0;
 const ASKED: u32 = 1;
 const GRANTED: u32 = 2;
@@ -62,6 +63,8 @@ const READY: u32 = 2;
 const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
+const STATE: u32 = 0xff;
+const NEXT: u32 = STATE + 1;
 static GATE: AtomicU32 = AtomicU32::new(FREE);
 /// With [`CLONED`], if he knows it: the child's number, else 0.
 static BORN: AtomicU32 = AtomicU32::new(0);
@@ -94,48 +97,37 @@ pub fn register() -> Option<Register> {
 /// Has every fork's child start its own keeper.
 pub fn prepare_process(register: Register) {
     // SAFETY: runs before main; glibc keeps the function.
-    unsafe {
-        let mut key = 0;
-        if pthread_key_create(&mut key, None) == 0 {
-            SIGNALS.store(key, Ordering::Relaxed);
-        }
-        register(Some(prepare), Some(parent), Some(child), core::ptr::null());
-    }
+    unsafe { register(Some(prepare), Some(parent), Some(child), core::ptr::null()) };
 }
 
-/// Where a thread that forks keeps the signals that it has blocked as it knows, from before the program's handlers of fork until
-/// after them: see [`believed_mask`].
-static SIGNALS: AtomicU32 = AtomicU32::new(u32::MAX);
+/// Threads between [`Turn::handlers_begin`] and [`Turn::handlers_end`], by their control blocks (0: nobody), and the signals that
+/// each has blocked as it knows: see [`believed_mask`]. Who finds no place knows what is.
+static AMID: [Amid; 16] = [const { Amid { thread: AtomicUsize::new(0), mask: AtomicU64::new(0) } }; 16];
 
-/// Threads that are between [`Turn::handlers_begin`] and [`Turn::handlers_end`]. Else nobody is asked.
-static AMID: AtomicU32 = AtomicU32::new(0);
-/// Somebody asks: thread data may be the program's own, and block signals meanwhile.
-static ASKS: AtomicBool = AtomicBool::new(false);
+/// Changed by its thread alone.
+struct Amid {
+    thread: AtomicUsize,
+    mask: AtomicU64,
+}
+
+impl Amid {
+    fn of_caller() -> Option<&'static Self> {
+        let me = exit::control_block();
+        AMID.iter().find(|amid| amid.thread.load(Ordering::Relaxed) == me)
+    }
+}
 
 /// The mask that the calling thread believes to have, if all signals from elsewhere wait for its fork. No handler of a signal may
 /// come amid a fork, which could fork itself, or not come back; but handlers of fork make threads, which inherit the mask, and
 /// change it.
 pub fn believed_mask() -> Option<u64> {
-    let key = SIGNALS.load(Ordering::Relaxed);
-    if key == u32::MAX || AMID.load(Ordering::Relaxed) == 0 || ASKS.swap(true, Ordering::Relaxed) {
-        return None;
-    }
-    // SAFETY: our own key.
-    let kept = unsafe { pthread_getspecific(key) };
-    ASKS.store(false, Ordering::Relaxed);
-    (!kept.is_null()).then_some(!(kept as u64))
+    Amid::of_caller().map(|amid| amid.mask.load(Ordering::Relaxed))
 }
 
-/// Another one, or none from here on.
-pub fn believe_mask(mask: Option<u64>) {
-    let key = SIGNALS.load(Ordering::Relaxed);
-    if key != u32::MAX {
-        // Never null: SIGKILL is not blocked.
-        let kept = mask.map_or(0, |mask| !mask) as *const c_void;
-        ASKS.store(true, Ordering::Relaxed);
-        // SAFETY: our own key; any value.
-        unsafe { pthread_setspecific(key, kept) };
-        ASKS.store(false, Ordering::Relaxed);
+/// Another one, for a thread that has a [`believed_mask`].
+pub fn believe_mask(mask: u64) {
+    if let Some(amid) = Amid::of_caller() {
+        amid.mask.store(mask, Ordering::Relaxed);
     }
 }
 
@@ -240,6 +232,12 @@ fn begin() -> bool {
     keeper::forget();
     life::forget_counts();
     part::let_go();
+    nobody_is_called();
+    // Others that forked are not here; their control blocks may be those of new threads.
+    let me = exit::control_block();
+    AMID.iter().filter(|amid| amid.thread.load(Ordering::Relaxed) != me).for_each(|amid| {
+        amid.thread.store(0, Ordering::Relaxed);
+    });
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.
     TURN.pass_on();
@@ -271,6 +269,7 @@ pub struct Turn {
     mask: u64,
     asked: bool,
     out: bool,
+    amid: Option<&'static Amid>,
 }
 
 impl Turn {
@@ -288,7 +287,7 @@ impl Turn {
     /// In the parent, whether it forked or not.
     pub fn end(self) {
         if self.asked {
-            answer(FREE);
+            say(FREE);
             TURN.pass_on();
         } else {
             UNASKED.fetch_sub(1, Ordering::SeqCst);
@@ -308,16 +307,24 @@ impl Turn {
     }
 
     /// From here to [`Turn::handlers_end`] the program's handlers of fork may run.
-    pub fn handlers_begin(&self) {
-        AMID.fetch_add(1, Ordering::Relaxed);
-        believe_mask(Some(self.mask));
+    pub fn handlers_begin(&mut self) {
+        // One that forks itself goes on as it is.
+        if Amid::of_caller().is_none() {
+            let me = exit::control_block();
+            let takes = |amid: &&Amid| {
+                amid.thread.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            };
+            self.amid = AMID.iter().find(takes);
+            self.amid.inspect(|amid| amid.mask.store(self.mask, Ordering::Relaxed));
+        }
     }
 
     /// In parent and child.
     pub fn handlers_end(&mut self) {
-        self.mask = believed_mask().unwrap_or(self.mask);
-        believe_mask(None);
-        AMID.fetch_sub(1, Ordering::Relaxed);
+        if let Some(amid) = self.amid.take() {
+            self.mask = amid.mask.load(Ordering::Relaxed);
+            amid.thread.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -329,7 +336,7 @@ pub fn before() -> Option<Turn> {
     UNASKED.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, asked: false, out: false });
+        return Some(Turn { mask, asked: false, out: false, amid: None });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     UNASKED.fetch_sub(1, Ordering::SeqCst);
@@ -338,7 +345,7 @@ pub fn before() -> Option<Turn> {
         return None;
     }
     let out = ask(ASKED) == GRANTED_OUT;
-    Some(Turn { mask, asked: true, out })
+    Some(Turn { mask, asked: true, out, amid: None })
 }
 
 /// Waits for the others, a minute for each; false: one has not come to its end by then.
@@ -354,7 +361,7 @@ fn take_turn(me: u32) -> bool {
         if is_orphan && TURN.take_from(now, me) {
             // A process that shares the memory was killed as it forked.
             end();
-            answer(FREE);
+            say(FREE);
             return true;
         }
         seconds = if now == whose { seconds + 1 } else { 0 };
@@ -410,7 +417,8 @@ pub fn settle() {
     let Some(keeper) = keeper::active() else { return };
     // During a fork that is so, and whoever forks may wait for this thread, in a handler of fork.
     let is_so = || {
-        keeper.engine.stands_still() && matches!(GATE.load(Ordering::SeqCst), GRANTED | GRANTED_OUT | REFUSED)
+        keeper.engine.stands_still()
+            && matches!(GATE.load(Ordering::SeqCst) & STATE, GRANTED | GRANTED_OUT | REFUSED)
     };
     const A_MILLISECOND: u64 = 1_000_000;
     // Threads that begin together need no more than one round, or two.
@@ -445,17 +453,37 @@ pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Says something to the other side, and waits for what it says.
+/// Says something to the keeper: for who has the turn. What the gate is then.
+fn say(what: u32) -> u32 {
+    // The keeper may answer meanwhile, and changes no number.
+    let number = GATE.load(Ordering::Relaxed) & !STATE;
+    let said = number.wrapping_add(NEXT) | what;
+    GATE.store(said, Ordering::Release);
+    wake_gate();
+    said
+}
+
+/// The same, and waits for what it says.
 fn ask(what: u32) -> u32 {
-    answer(what);
+    let asked = say(what);
     loop {
         match GATE.load(Ordering::Acquire) {
-            state if state != what => return state,
+            now if now != asked => return now & STATE,
             _ => {
-                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, what, None);
+                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, asked, None);
             }
         }
     }
+}
+
+/// The keeper's answer to what the gate was; false: who asked is not there any more.
+fn answer(asked: u32, state: u32) -> bool {
+    let answered =
+        GATE.compare_exchange(asked, asked & !STATE | state, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if answered {
+        wake_gate();
+    }
+    answered
 }
 
 /// Brings everything home; then any fork is right until pages leave again. False: it does not fit.
@@ -528,8 +556,8 @@ fn sees_socket() -> bool {
     !matches!(seen, Some(Err(Errno::NOENT | Errno::NOTDIR)))
 }
 
-/// Writes down what is out and keeps things so until the clone is through. False: that cannot be.
-fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
+/// Writes down what is out, for who `asked`, and keeps things so until the clone is through. False: that cannot be.
+fn hand_over(keeper: &Keeper, maps: &mut Maps, asked: u32) -> bool {
     {
         let _events = keeper.engine.events.read();
         keeper.code.lock().was_forked(&keeper.engine.kernel);
@@ -550,38 +578,36 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps) -> bool {
     keeper.code.lock().lend();
     // Of the clone before, of which the child spoke first.
     BORN.store(0, Ordering::Relaxed);
-    answer(BEQUEATHED);
-    let child = match await_clone(|| file.is_born()) {
-        CLONED => match BORN.load(Ordering::Relaxed) {
-            0 => Child::Unknown,
-            pid => Child::Number(pid),
-        },
-        _ => Child::None,
+    let bequeathed = asked & !STATE | BEQUEATHED;
+    let child = match answer(asked, BEQUEATHED).then(|| await_clone(bequeathed, || file.is_born()) & STATE) {
+        None | Some(CHILDLESS) => Child::None,
+        Some(CLONED) if BORN.load(Ordering::Relaxed) != 0 => Child::Number(BORN.load(Ordering::Relaxed)),
+        Some(_) => Child::Unknown,
     };
     keeper.code.lock().keep();
     file.tell(&keeper.engine.cloned(&mut still));
     drop(still);
     keeper.lent(token, file, child);
-    if GATE.load(Ordering::Acquire) == BEQUEATHED {
+    if GATE.load(Ordering::Acquire) == bequeathed {
         // The thread waits for its child to become another program (CLONE_VFORK), or was stopped. Others go on.
         keeper.engine.stand_still(false);
         keeper.engine.kick();
-        await_clone(|| false);
+        await_clone(bequeathed, || false);
     }
     true
 }
 
-/// What the program says of its clone, or the child by being there. Where it was killed before it could, nobody can
-/// tell whether it has a child.
-fn await_clone(is_born: impl Fn() -> bool) -> u32 {
+/// Waits for what the program says of its clone, or for the child to be there; what the gate is then. Where it was killed before it
+/// could say, which leaves the gate as it is, nobody can tell whether it has a child.
+fn await_clone(gate: u32, is_born: impl Fn() -> bool) -> u32 {
     loop {
         let now = GATE.load(Ordering::Acquire);
-        if now != BEQUEATHED {
+        if now != gate {
             return now;
         }
-        let is_over = sys::wait_a_tenth(&GATE, BEQUEATHED, futex::Flags::PRIVATE);
+        let is_over = sys::wait_a_tenth(&GATE, gate, futex::Flags::PRIVATE);
         if is_over && (is_born() || program::is_gone()) {
-            return CLONED;
+            return gate;
         }
     }
 }
@@ -589,15 +615,17 @@ fn await_clone(is_born: impl Fn() -> bool) -> u32 {
 /// Before the keeper ends: the program says no more of a clone that was under way, and its child, if there is one, waits
 /// for what it is told.
 pub fn end() {
+    let now = GATE.load(Ordering::Acquire);
     // Not stored again: by then there may be an answer.
-    if GATE.compare_exchange(BEQUEATHED, CLONED, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-        wake_gate();
+    if now & STATE == BEQUEATHED {
+        answer(now, CLONED);
     }
     for _ in 0..END_TENTHS {
-        if GATE.load(Ordering::Acquire) != CLONED {
+        let now = GATE.load(Ordering::Acquire);
+        if now & STATE != CLONED {
             break;
         }
-        sys::wait_a_tenth(&GATE, CLONED, futex::Flags::PRIVATE);
+        sys::wait_a_tenth(&GATE, now, futex::Flags::PRIVATE);
     }
 }
 
@@ -605,14 +633,9 @@ pub fn end() {
 pub fn program_ended() {
     if sys::is_orphan(&TURN) {
         end();
-        answer(FREE);
+        say(FREE);
         TURN.pass_on();
     }
-}
-
-fn answer(state: u32) {
-    GATE.store(state, Ordering::Release);
-    wake_gate();
 }
 
 fn wake_gate() {
@@ -634,7 +657,8 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     }
     go_on(keeper);
     loop {
-        match GATE.load(Ordering::Acquire) {
+        let gate = GATE.load(Ordering::Acquire);
+        match gate & STATE {
             ASKED => {
                 if GENERATIONS.load(Ordering::Relaxed) >= MOST_GENERATIONS {
                     go_on(keeper);
@@ -646,25 +670,28 @@ pub extern "C" fn attend(keeper: usize) -> ! {
                     finds_run = child_finds_run(&mut maps);
                     home = !finds_run && bring_home(keeper, &mut server);
                 }
-                answer(if home { GRANTED } else { GRANTED_OUT });
+                answer(gate, if home { GRANTED } else { GRANTED_OUT });
             }
             HOME => {
                 let home = bring_home(keeper, &mut server);
-                answer(if home { GRANTED } else { REFUSED });
+                answer(gate, if home { GRANTED } else { REFUSED });
             }
             BEQUEATH => {
-                let done = finds_run && hand_over(keeper, &mut maps);
-                answer(if done { GRANTED } else { REFUSED });
+                // What is said of the clone is answered next.
+                if !(finds_run && hand_over(keeper, &mut maps, gate)) {
+                    answer(gate, REFUSED);
+                }
             }
+            CLONED | CHILDLESS => _ = answer(gate, GRANTED),
             SETTLE => {
                 engine.settled();
-                answer(FREE);
+                answer(gate, FREE);
             }
             state => {
                 if state == FREE && engine.stands_still() {
                     go_on(keeper);
                 }
-                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, state, None);
+                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, gate, None);
             }
         }
     }

@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::Engine;
-use pageout::kernel::{nobody_is_called, Linux};
+use pageout::kernel::Linux;
 use pageout::stats::{Stats, STATS_BYTES};
 use pageout::sync::{Bell, Lock, LockClass};
 use pageout::wire::{Kind, Message, BYE_ASIDE};
@@ -379,7 +379,6 @@ extern "C" fn keeper(_: usize) -> ! {
         leave(0)
     }
     let tie = Tie::new().ok();
-    nobody_is_called();
     // SAFETY: it manages what leaves and comes back as it was.
     let kernel = match unsafe { Linux::open_on(welcome.userfaultfd.as_ref().map(AsFd::as_fd)) } {
         Ok(kernel) => match sys::serves_real_time() {

@@ -8,7 +8,7 @@
 //! filter on all threads, rlimits, a stop by a debugger, counting one's threads before `fork`.
 //!
 //! In the program itself there is only what [`wrap`] replaces. Everything here is `no_std`, allocates from its
-//! own memory ([`memory`]) and calls libc nowhere but in the wrappers, which run in the program's threads.
+//! own memory ([`memory`]) and calls libc nowhere but at the start and in what runs in the program's threads ([`wrap`], [`exit`]).
 //!
 //! | file | owns |
 //! |---|---|
@@ -65,6 +65,7 @@ mod unasked;
 mod wrap;
 
 use core::ffi::{c_char, c_int, CStr};
+use pageout::wire::PADDED_PID;
 use rustix::path::DecInt;
 
 /// Runs before `main`, in the program's first thread, single-threaded or nearly so.
@@ -89,6 +90,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
         unsafe { name_us(environment, name.to_bytes()) };
     }
     if let Some(path) = keeper::Path::new(path.to_bytes()) {
+        sys::note_stderr();
         keeper::prepare_process(path);
         fork::prepare_process(register);
         wrap::prepare_process();
@@ -104,17 +106,15 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     }
 }
 
-/// What systemd tells its main process, whose number stands there: that is run, which leaves room for that of the program
-/// that it starts.
+/// What systemd tells its main process, whose number stands there: that is run, which writes its own with zeros before it for the
+/// program that it starts, and leaves room for that one's. Nobody else does, nor the program, of what it starts in its turn.
 ///
 /// # Safety
 /// As for [`variable`], and nobody reads it meanwhile.
 unsafe fn name_us(environment: *const *const c_char, name: &[u8]) {
     // SAFETY: by contract.
     let Some(value) = (unsafe { variable(environment, name) }) else { return };
-    let number = core::str::from_utf8(value.to_bytes()).ok().and_then(|value| value.parse().ok());
-    let run = rustix::process::getppid().map(|run| run.as_raw_nonzero().get());
-    if number.is_none() || number != run {
+    if value.count_bytes() != PADDED_PID || value.to_bytes()[0] != b'0' {
         return;
     }
     // Nothing is allocated here yet.

@@ -1,7 +1,7 @@
 //! The engine's own memory: parts of one reservation made before `main`, so that it never takes an address that the
 //! program has just given up and is about to map again; of another where that is used up. What is given back becomes
-//! addresses without access there, never a hole: nothing is ever unmapped, so nothing of the program's can be, which may
-//! map wherever it likes. Known, so that it is never adopted; private to the process, so not in a fork's child.
+//! addresses without access there, never a hole: nothing that was once known is ever unmapped, so nothing of the program's can be,
+//! which may map wherever it likes. Known, so that it is never adopted; private to the process, so not in a fork's child.
 //!
 //! The allocator serves powers of two up to 64 KiB, and one to seven eighths more than each, from free lists over mapped chunks,
 //! larger sizes from mappings of their own. It is the global allocator of the agent; nothing here ever calls the program's malloc.

@@ -1,8 +1,10 @@
 //! System calls that rustix has no name for, raw: no errno, no thread-local state.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::wrap;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::sync::Baton;
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
 use rustix::thread::{futex, gettid, Timespec};
@@ -27,10 +29,30 @@ pub fn exit_group(status: i32) -> ! {
     }
 }
 
-/// Writes a line to standard error, for what run cannot be asked to say. Fit for a child that has no engine.
+/// What the program's standard error was before `main`: device and number of the file, never both 0. By now 2 may be a file of data
+/// or a connection of the program's, and in the keeper a device.
+static STDERR: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// The file that has number 2 now; zeros where none has.
+fn at_stderr() -> [u64; 2] {
+    // SAFETY: asks only.
+    fstat(unsafe { rustix::stdio::stderr() }).map_or([0; 2], |file| [file.st_dev, file.st_ino])
+}
+
+/// Before `main`.
+pub fn note_stderr() {
+    STDERR.iter().zip(at_stderr()).for_each(|(word, of)| word.store(of, Ordering::Relaxed));
+}
+
+/// Writes a line to standard error, if that is what it was before `main`, for what run cannot be asked to say. Fit for a child that
+/// has no engine.
 pub fn complain(line: &[u8]) {
-    // SAFETY: 2 is open, or the write fails.
-    let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
+    let known = STDERR.each_ref().map(|word| word.load(Ordering::Relaxed));
+    // A filter may not allow to ask.
+    if known != [0; 2] && (wrap::is_filtered() || at_stderr() == known) {
+        // SAFETY: 2 is that file, or the write fails; but for what a filter hides.
+        let _ = rustix::io::write(unsafe { rustix::stdio::stderr() }, line);
+    }
 }
 
 /// The same of what is still to be put together, for which there may be no memory: as far as it fits.

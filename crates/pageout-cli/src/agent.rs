@@ -1,5 +1,5 @@
 //! The agent: the library that is preloaded. It is part of this program's file and is unpacked once, under its hash,
-//! into a directory of the user's alone.
+//! into a directory of the user's alone, or one that others may read (`--any-user`).
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -271,9 +271,7 @@ impl Opened {
                 Err(error) => return Err(cannot(&path.display().to_string(), "be reached", &error)),
             },
         };
-        if opened.size < LEAST {
-            bail!("{}: too small: {}; the least that works is {LEAST}", opened.name, opened.size);
-        }
+        is_enough(&opened.name, opened.size)?;
         let trunk = trunk_clusters(opened.size) * CLUSTER_SLOTS * PAGE;
         opened.size = Bytes(opened.size.0 / trunk * trunk);
         Ok(opened)
@@ -377,6 +375,8 @@ impl Opened {
             None if len > 0 => Bytes(room),
             _ => {
                 let size = room_for(path, &name, spec, warn)?;
+                // What is refused stays as it was.
+                is_enough(&name, size)?;
                 if !dry {
                     file.set_len(size.0).map_err(|e| cannot(&name, "grow", &e))?;
                 }
@@ -421,6 +421,13 @@ fn path_of(spec: &Spec) -> Option<PathBuf> {
 fn trunk_clusters(size: Bytes) -> u64 {
     let share = size.0 / TRUNKS / (CLUSTER_SLOTS * PAGE);
     1 << share.clamp(1, TRUNK_CLUSTERS).ilog2()
+}
+
+fn is_enough(name: &str, size: Bytes) -> Result<()> {
+    match size < LEAST {
+        true => bail!("{name}: too small: {size}; the least that works is {LEAST}"),
+        false => Ok(()),
+    }
 }
 
 /// `NAME: why; what to do`.

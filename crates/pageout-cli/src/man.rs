@@ -192,7 +192,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
     (
         "REQUIREMENTS",
         &[
-            "Linux 6.8 or later, with read and write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, or \
+            "Linux 6.8 or later and the GNU libc 2.34 or later, with read and write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, or \
              CAP_SYS_PTRACE. pageout doctor says what is lacking.",
         ],
     ),

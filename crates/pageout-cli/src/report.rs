@@ -219,9 +219,13 @@ impl Target {
         if path == Path::new("-") {
             return Ok(Self::StandardError);
         }
-        let opened = Self::look(&path).and_then(|is_file| match is_file {
-            true => std::path::absolute(&path).map(Self::File),
-            false => File::options().write(true).open(&path).map(|file| Self::Stream(path.clone(), file)),
+        let opened = Self::look(&path).and_then(|is_file| match (is_file, descriptor(&path)) {
+            (true, _) => std::path::absolute(&path).map(Self::File),
+            // Not opened anew: it would be written from its beginning.
+            (false, Some(number)) => sys::copy_of(number).map(|file| Self::Stream(path.clone(), file)),
+            (false, None) => {
+                File::options().write(true).open(&path).map(|file| Self::Stream(path.clone(), file))
+            }
         });
         opened.map_err(|error| complaint(&path, &error))
     }
@@ -240,7 +244,7 @@ impl Target {
             _ if path == Path::new("") => Err(io::Error::from_raw_os_error(libc::ENOENT)),
             Ok(about) if about.is_dir() => Err(io::Error::from_raw_os_error(libc::EISDIR)),
             // A descriptor that we inherited is closed by then.
-            Ok(about) if !about.is_file() || is_descriptor(path) => {
+            Ok(about) if !about.is_file() || descriptor(path).is_some() => {
                 sys::may_access(path, libc::W_OK).map(|()| false)
             }
             _ => may_write(path).map(|()| true),
@@ -257,9 +261,19 @@ fn complaint(path: &Path, error: &io::Error) -> anyhow::Error {
     }
 }
 
-/// Whether a path is that of a descriptor (/dev/fd/3).
-fn is_descriptor(path: &Path) -> bool {
-    fs::canonicalize(parent_of(path)).is_ok_and(|list| list.starts_with("/proc") && list.ends_with("fd"))
+/// The descriptor of ours that a path leads to (/dev/fd/3, /dev/stdout).
+fn descriptor(path: &Path) -> Option<i32> {
+    /// Links as the kernel follows them.
+    const LINKS: usize = 40;
+    let own = fs::canonicalize("/proc/self/fd").ok()?;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        if fs::canonicalize(parent_of(&path)).is_ok_and(|list| list == own) {
+            return path.file_name()?.to_str()?.parse().ok();
+        }
+        path = parent_of(&path).join(fs::read_link(&path).ok()?);
+    }
+    None
 }
 
 /// Whether a file can be written there, or made: as the link that leads to it says.

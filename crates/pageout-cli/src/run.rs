@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use pageout::api::{reason, Bytes, Spec};
-use pageout::wire::{DeviceSettings, Settings, ANY_USER, ASKED_HUGE_ONLY, DEVICES, ENV_RUN};
+use pageout::wire::{DeviceSettings, Settings, ANY_USER, ASKED_HUGE_ONLY, DEVICES, ENV_RUN, PADDED_PID};
 
 use crate::agent;
 use crate::config::Config;
@@ -152,7 +152,7 @@ fn command(program: &Path, words: &[OsString], agent: &Path, server: &Server) ->
     let own = std::process::id();
     for name in ["LISTEN_PID", "WATCHDOG_PID"] {
         if std::env::var(name).is_ok_and(|pid| pid.parse() == Ok(own)) {
-            std::env::set_var(name, format!("{own:010}"));
+            std::env::set_var(name, format!("{own:0PADDED_PID$}"));
         }
     }
     let mut command = Command::new(program);

@@ -191,8 +191,14 @@ fn choose(id: Option<&str>) -> Result<Chosen> {
     let silent: Vec<String> = silent.into_iter().map(|(_, why)| why).collect();
     let Some(id) = id else { return Ok((runs, silent)) };
     let is_number = |run: &(Run, View)| number.is_some_and(|pid| has(run, pid));
+    let is_outer =
+        |run: i32, all: &[i32]| all.iter().any(|inner| *inner != run && tree::descends_from(*inner, run));
     let found: Vec<_> = match runs.iter().any(is_number) {
-        true => runs.into_iter().filter(is_number).collect(),
+        // What is in a run inside a run is in both.
+        true => {
+            let both: Vec<_> = runs.iter().filter(|run| is_number(run)).map(|(run, _)| run.pid).collect();
+            runs.into_iter().filter(|(run, _)| both.contains(&run.pid) && !is_outer(run.pid, &both)).collect()
+        }
         false => runs.into_iter().filter(|(_, view)| view.is_named(id)).collect(),
     };
     if found.is_empty() {

@@ -303,6 +303,12 @@ pub fn die_of(signal: i32) {
     }
 }
 
+/// Another descriptor of what this number stands for.
+pub fn copy_of(number: RawFd) -> io::Result<File> {
+    // SAFETY: takes numbers; the copy is nobody else's.
+    Ok(File::from(unsafe { own(check(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))?) }))
+}
+
 /// Points standard input and output at /dev/null: they are the program's now.
 pub fn let_go_of_standard_streams() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
@@ -483,7 +489,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks `numbers` and those of real time. Call it before there are threads.
+    /// Blocks `numbers` and those of real time, for the calling thread and those that it makes later.
     pub fn block(numbers: &[i32]) -> io::Result<Self> {
         let mut set = MaybeUninit::zeroed();
         let mut before = MaybeUninit::zeroed();

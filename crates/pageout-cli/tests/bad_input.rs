@@ -257,6 +257,10 @@ fn swap_paths() {
     swap_refused(&place, "mem,size=1M", "{}: too small: 1M; the least that works is 64M");
     assert!(!place.path("new").exists());
 
+    place.file("none", b"", 0o600);
+    swap_refused(&place, "none,size=32M", "{}: too small: 32M; the least that works is 64M");
+    assert_eq!(fs::metadata(place.path("none")).unwrap().len(), 0);
+
     place.sparse("small", 4 << 20);
     swap_refused(&place, "small", "{}: too small: 4M; the least that works is 64M");
     place.file("letters", &[b'x'; 8192], 0o600);

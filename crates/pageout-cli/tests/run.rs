@@ -451,6 +451,16 @@ fn statistics() {
     assert!(table.err.contains("          512M  limit_bytes\n"), "{}", table.err);
     let stream = finish(&mut place.pageout(["run", "--stats", "/dev/stdout", "true"]));
     assert!(serde_json::from_str::<serde_json::Value>(&stream.out).is_ok(), "{}", stream.out);
+    // Behind what the program has written, and what was there.
+    for to in ["/dev/stdout", "/dev/fd/1"] {
+        let script = format!("echo before > log; \"$0\" run --stats {to} echo amid >> log; cat log");
+        let all = finish(place.prepared("sh").args(["-c", &script, env!("CARGO_BIN_EXE_pageout")]));
+        let json = all.out.strip_prefix("before\namid\n").unwrap_or_else(|| panic!("{}", all.out));
+        assert!(serde_json::from_str::<serde_json::Value>(json).is_ok(), "{to}: {json}");
+        let script = format!("\"$0\" run --stats {to} echo amid > log; cat log");
+        let all = finish(place.prepared("sh").args(["-c", &script, env!("CARGO_BIN_EXE_pageout")]));
+        assert!(all.out.starts_with("amid\n{"), "{to}: {}", all.out);
+    }
     // What the program ended with is not lost with them.
     let full = finish(&mut place.pageout(["run", "--stats", "/dev/full", "sh", "-c", "exit 3"]));
     let line = "pageout: --stats /dev/full: no space left on device; name a file that can be written\n";
@@ -1024,13 +1034,14 @@ fn what_is_shared_on_purpose_and_over_the_limit_is_told_of_once() {
 #[test]
 fn what_is_for_the_main_process_is_for_the_program() {
     let place = Place::new();
-    let script = "echo $LISTEN_PID $WATCHDOG_PID $$";
+    // What it starts is not meant, and must not take it for its own.
+    let script = "echo $LISTEN_PID $WATCHDOG_PID $$ $(sh -c 'echo $LISTEN_PID $WATCHDOG_PID')";
     let mut outer = place.prepared("sh");
     let command = "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$0\" run -s mem,size=64M -- sh -c \"$1\"";
     outer.args(["-c", command, env!("CARGO_BIN_EXE_pageout"), script]).env_remove("PAGEOUT_AGENT");
     let ended = finish(&mut outer);
     let numbers: Vec<&str> = ended.out.split_whitespace().collect();
-    assert!(numbers.len() == 3 && numbers.iter().all(|number| *number == numbers[2]), "{}", ended.out);
+    assert!(numbers.len() == 5 && numbers.iter().all(|number| *number == numbers[2]), "{}", ended.out);
 }
 
 /// The kernel kills all who are in a namespace of process numbers when its first process ends, their keepers too.

@@ -49,6 +49,8 @@
 
 /// Environment variable: path of the socket of the run that a process belongs to.
 pub const ENV_RUN: &str = "PAGEOUT_RUN";
+/// Digits with which run writes its own number, zeros first, where the program's is to stand: no number has as many.
+pub const PADDED_PID: usize = 10;
 /// Changes whenever [`Message`] or [`Settings`] change.
 pub const VERSION: u64 = 13;
 /// Most devices of a run.

@@ -43,6 +43,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mlock-grew", "what is out moves to where locked memory has grown and gone", mlock_grew),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
+    Trap::new("mlockall-refused", "locks all that there is, which is more than it may", mlockall_refused),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
 ];
 
@@ -466,6 +467,13 @@ fn mlock_grew(ctx: &Ctx) -> Outcome {
 /// All comes in and stays, and what was locked before never leaves; the engine's own memory is neither locked nor filled.
 fn mlockall_current(ctx: &Ctx) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
+    // What is to come is locked for a moment: what is there is not to be unlocked for that later.
+    // SAFETY: has no conditions.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+        return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
+    }
+    // SAFETY: has no conditions.
+    sys::ret("munlockall", unsafe { libc::munlockall() })?;
     let secret = field.part(0, 256 * PAGE);
     secret.fill(1);
     // SAFETY: a part of the field.
@@ -490,9 +498,7 @@ fn mlockall_current(ctx: &Ctx) -> Outcome {
         looks.join().expect("it does not panic")
     })?;
     ensure!(locked == secret.pages(), "{locked} of {} pages that were locked stayed", secret.pages());
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")?.split_whitespace().next());
-    let locked = locked.and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or(0) << 10;
+    let locked = locked_bytes()?;
     let all = 2 * ctx.half()..=2 * ctx.half() + (128 << 20);
     ensure!(all.contains(&locked), "{} MiB are locked", locked >> 20);
     for generation in 2..4 {
@@ -506,6 +512,40 @@ fn mlockall_current(ctx: &Ctx) -> Outcome {
     sys::ret("munlockall", unsafe { libc::munlockall() })?;
     ballast.walk()?;
     field.check(3)
+}
+
+fn locked_bytes() -> Result<usize, Stop> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")?.split_whitespace().next());
+    Ok(locked.and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or(0) << 10)
+}
+
+/// What was locked stays so, and what is to come is locked if it was to be.
+fn mlockall_refused(ctx: &Ctx) -> Outcome {
+    const LOCKED: usize = 64 * PAGE;
+    const IPC_LOCK: u32 = 14;
+    let (field, mut ballast) = ctx.evicted()?;
+    sys::lock(field.part(0, LOCKED))?;
+    // SAFETY: has no conditions.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+        return Err(Stop::Skip(format!("mlockall: {}", std::io::Error::last_os_error())));
+    }
+    sys::set_limit(libc::RLIMIT_MEMLOCK, 4 << 20)?;
+    sys::give_up_right(IPC_LOCK)?;
+    let before = locked_bytes()?;
+    ensure!(before >= LOCKED, "{before} bytes are locked");
+    // SAFETY: has no conditions.
+    let all = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
+    ensure!(all == -1 && sys::errno() == libc::ENOMEM, "mlockall: {all}, {}", sys::errno());
+    let after = locked_bytes()?;
+    ensure!(after == before, "{after} bytes are locked, {before} were before");
+    let fresh = sys::map(LOCKED)?;
+    let after = locked_bytes()?;
+    ensure!(after == before + LOCKED, "{after} bytes are locked, {before} were before, and {LOCKED} came");
+    fresh.fill(2);
+    ballast.walk()?;
+    fresh.check(2)?;
+    field.check(1)
 }
 
 fn mlockall_future(ctx: &Ctx) -> Outcome {

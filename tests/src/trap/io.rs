@@ -181,13 +181,15 @@ fn zerocopy(ctx: &Ctx) -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let out = TcpStream::connect(listener.local_addr()?)?;
     let (incoming, _) = listener.accept()?;
-    let on: libc::c_int = 1;
-    // SAFETY: the option is an integer. When it is refused, programs send as usual, and so does this.
-    let zerocopy = unsafe {
+    let set = |on: libc::c_int| {
         let len = std::mem::size_of_val(&on) as libc::socklen_t;
-        libc::setsockopt(out.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, (&raw const on).cast(), len)
-            == 0
+        let on = (&raw const on).cast();
+        // SAFETY: the option is an integer.
+        unsafe { libc::setsockopt(out.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, on, len) }
     };
+    sys::ret("setsockopt of none", set(0))?;
+    // When it is refused, programs send as usual, and so does this.
+    let zerocopy = set(1) == 0;
     let flags = if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
     let (field, mut ballast) = ctx.evicted()?;
     let buffer = sys::map(256 << 10)?;

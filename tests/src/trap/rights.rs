@@ -5,6 +5,7 @@ use super::procs::go_on;
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -14,6 +15,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("seccomp-early", "forbids most calls before it needs memory", seccomp_early).may_refuse(),
     Trap::new("seccomp-late", "forbids most calls to all threads when memory is out", seccomp_late),
     Trap::new("seccomp-kill", "the same; a forbidden call kills", seccomp_kill),
+    Trap::new("seccomp-populate", "has memory populated where a filter allows no advice", seccomp_populate),
     Trap::new("seccomp-moves", "moves memory where a filter allows hardly more", seccomp_moves),
     Trap::new(
         "seccomp-moves-threads",
@@ -25,6 +27,12 @@ pub const TRAPS: &[Trap] = &[
         .may_refuse(),
     Trap::new("chroot-late", "goes into an empty directory when memory is out", chroot_late),
     Trap::new("drop-fork", "becomes another user with memory out, and forks", drop_fork).may_log(),
+    Trap::new(
+        "drop-fork-data",
+        "the same, with a file of data in the place of standard error",
+        drop_fork_data,
+    )
+    .may_log(),
     Trap::new("chroot-fork", "goes into an empty directory with memory out, and forks", chroot_fork)
         .may_log(),
     Trap::new(
@@ -175,6 +183,21 @@ fn seccomp_kill(ctx: &Ctx) -> Outcome {
     late(ctx, || forbid(libc::SECCOMP_RET_KILL_PROCESS))
 }
 
+fn seccomp_populate(ctx: &Ctx) -> Outcome {
+    let (field, _ballast) = ctx.evicted()?;
+    let allowed: Vec<_> = ALLOWED.iter().copied().filter(|call| *call != libc::SYS_madvise).collect();
+    let child = sys::fork(|| {
+        put_filter(&allowed, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let populated = sys::map_at(0, 8 << 20, libc::PROT_READ | libc::PROT_WRITE, flags)?;
+        populated.check_zero()?;
+        populated.fill(1);
+        populated.check(1)?;
+        field.check(1)
+    })?;
+    sys::wait_for(child, 0)
+}
+
 /// What a lone thread needs that only moves what it has, and ends.
 const HARDLY: &[libc::c_long] = &[
     libc::SYS_write,
@@ -307,6 +330,30 @@ fn right_or_none(field: Span) -> Outcome {
         sys::wait_for(sys::ret("fork", child)?, 0)?;
     }
     Ok(())
+}
+
+/// The child's keeper does not find run, and says so, but not there.
+fn drop_fork_data(ctx: &Ctx) -> Outcome {
+    let field = sys::map(2 * ctx.half())?;
+    field.fill(1);
+    let data = sys::scratch_file(0)?;
+    let own = std::io::stderr().as_fd().try_clone_to_owned()?;
+    // SAFETY: what was there is put back at the end.
+    sys::ret("dup2", unsafe { libc::dup2(data.as_raw_fd(), 2) })?;
+    sys::write_all(2, b"one")?;
+    become_nobody()?;
+    // What is left comes home.
+    let (kept, rest) = (field.part(0, BLOCK), field.part(BLOCK, field.len - BLOCK));
+    sys::unmap(rest)?;
+    let child = sys::fork(|| sys::write_all(2, b"two"))?;
+    sys::wait_for(child, 0)?;
+    sys::write_all(2, b"three")?;
+    // SAFETY: as above.
+    sys::ret("dup2", unsafe { libc::dup2(own.as_raw_fd(), 2) })?;
+    let mut found = [0; 64];
+    let len = std::os::unix::fs::FileExt::read_at(&std::fs::File::from(data), &mut found, 0)?;
+    ensure!(&found[..len] == b"onetwothree", "in the file is {}", String::from_utf8_lossy(&found[..len]));
+    kept.check(1)
 }
 
 fn descriptors_fork(ctx: &Ctx) -> Outcome {

@@ -99,7 +99,8 @@ pub(super) unsafe fn mmap(
     const ANONYMOUS: c_int = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS) as c_int;
     const LEFT_ALONE: c_int = (raw::MAP_NONBLOCK | raw::MAP_LOCKED | raw::MAP_HUGETLB) as c_int;
     let asked = flags & (POPULATE | ANONYMOUS | LEFT_ALONE) == POPULATE | ANONYMOUS;
-    let in_pieces = asked && len > POPULATED;
+    // A filter may not allow madvise.
+    let in_pieces = asked && len > POPULATED && !super::is_filtered();
     let flags = if in_pieces { flags & !POPULATE } else { flags };
     let arguments = [address as usize, len, access as usize, flags as usize, fd as usize, offset as usize];
     // SAFETY: as the caller promises.
@@ -327,28 +328,98 @@ const MCL_CURRENT: c_int = raw::MCL_CURRENT as c_int;
 const MCL_FUTURE: c_int = raw::MCL_FUTURE as c_int;
 const MCL_ONFAULT: c_int = raw::MCL_ONFAULT as c_int;
 
+/// Has the program asked that what is to come is locked?
+static LOCKS_WHAT_COMES: AtomicBool = AtomicBool::new(false);
+
 /// See the table of [`super`].
 #[inline(never)]
 pub(super) fn mlockall(flags: c_int) -> c_int {
     let known = flags & !(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
-    let locked_what_came = LOCKS_WHAT_COMES.fetch_or(flags & MCL_FUTURE != 0, Ordering::Relaxed);
-    if flags & MCL_CURRENT == 0 || !known || !memory::is_home() {
-        return answer(lock_by(flags)) as c_int;
-    }
-    let locked = sys::quietly(|| {
-        let before = locked_areas();
-        lock_all(flags, locked_what_came).inspect_err(|_| {
-            // As if it had not been tried.
-            let _ = unlock_all();
-            for (start, end) in before {
+    let by_mapping = flags & MCL_CURRENT != 0 && known && memory::is_home();
+    answer(if by_mapping { sys::quietly(|| lock_all(flags)) } else { lock_by(flags) }) as c_int
+}
+
+/// See the table of [`super`].
+#[inline(never)]
+pub(super) fn munlockall() -> c_int {
+    answer(unlock_all()) as c_int
+}
+
+fn lock_by(flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: takes a number.
+    unsafe { sys::call(raw::__NR_mlockall, flags as usize, 0, 0, 0) }
+        .inspect(|_| LOCKS_WHAT_COMES.store(flags & MCL_FUTURE != 0, Ordering::Relaxed))
+}
+
+fn unlock_all() -> Result<usize, Errno> {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(raw::__NR_munlockall, 0, 0, 0, 0) }
+        .inspect(|_| LOCKS_WHAT_COMES.store(false, Ordering::Relaxed))
+}
+
+/// Locks what there is, mapping by mapping, and leaves the engine's out. Where it may not be, nothing has changed.
+fn lock_all(flags: c_int) -> Result<usize, Errno> {
+    let mut taken = Vec::new();
+    let before = locked_areas();
+    let may = each_area(|area| lock(area).inspect(|_| taken.push(area)));
+    match may {
+        // Without /proc.
+        None => return lock_by(flags),
+        Some(Ok(())) => {}
+        Some(Err(errno)) => {
+            let is_new =
+                |(start, end): &(usize, usize)| !before.iter().any(|had| had.0 <= *start && *end <= had.1);
+            for (start, end) in taken.into_iter().filter(is_new) {
                 // SAFETY: changes no content.
-                let _ = unsafe {
-                    sys::call(raw::__NR_mlock2, start, end - start, raw::MLOCK_ONFAULT as usize, 0)
-                };
+                let _ = unsafe { sys::call(raw::__NR_munlock, start, end - start, 0, 0) };
             }
-        })
+            return Err(errno);
+        }
+    }
+    if flags & MCL_FUTURE != 0 {
+        lock_by(flags & !MCL_CURRENT)?;
+    } else if LOCKS_WHAT_COMES.load(Ordering::Relaxed) {
+        // Without MCL_FUTURE what is to come is not locked any more. That takes an instant in which nothing is, so not without
+        // need: what leaves in it lies on a device.
+        unlock_all()?;
+    }
+    // With what has come meanwhile.
+    let locked = each_area(|area| {
+        lock(area)?;
+        if flags & MCL_ONFAULT == 0 {
+            // Brings it in, as far as it can be read.
+            // SAFETY: changes no content.
+            let _ = unsafe { sys::call(raw::__NR_mlock, area.0, area.1 - area.0, 0, 0) };
+        }
+        Ok(())
     });
-    answer(locked) as c_int
+    locked.unwrap_or(Ok(())).map(|()| 0)
+}
+
+/// Does something with each of the program's mappings, until that is refused; `None`: without /proc nobody knows them.
+fn each_area(mut each: impl FnMut((usize, usize)) -> Result<(), Errno>) -> Option<Result<(), Errno>> {
+    let mut done = None;
+    Maps::new().read(c"/proc/self/maps", |line| {
+        let so_far = *done.get_or_insert(Ok(()));
+        let Some(Area { start, end, name, .. }) = Area::parse(line) else { return };
+        // The kernel's own is none of the program's memory.
+        if so_far.is_ok() && !name.starts_with(b"[v") && !memory::is_own(start, end) {
+            done = Some(each((start, end)));
+        }
+    });
+    done
+}
+
+/// Locks what is there and what comes in of an area, if that has not gone meanwhile.
+fn lock((start, end): (usize, usize)) -> Result<(), Errno> {
+    let call = |number, last: u32| {
+        // SAFETY: changes no content.
+        unsafe { sys::call(number, start, end - start, last as usize, 0) }
+    };
+    match call(raw::__NR_mlock2, raw::MLOCK_ONFAULT) {
+        Err(Errno::NOMEM) if call(raw::__NR_msync, raw::MS_ASYNC).is_err() => Ok(()),
+        done => done.map(|_| ()),
+    }
 }
 
 /// What is locked.
@@ -360,58 +431,6 @@ fn locked_areas() -> Vec<(usize, usize)> {
         None => {}
     });
     found
-}
-
-fn lock_by(flags: c_int) -> Result<usize, Errno> {
-    // SAFETY: takes a number.
-    unsafe { sys::call(raw::__NR_mlockall, flags as usize, 0, 0, 0) }
-}
-
-fn unlock_all() -> Result<usize, Errno> {
-    // SAFETY: takes nothing.
-    unsafe { sys::call(raw::__NR_munlockall, 0, 0, 0, 0) }
-}
-
-/// Has the program asked that what is to come is locked?
-static LOCKS_WHAT_COMES: AtomicBool = AtomicBool::new(false);
-
-/// Locks what there is, mapping by mapping, and leaves the engine's out.
-fn lock_all(flags: c_int, locked_what_came: bool) -> Result<usize, Errno> {
-    // What is to come first; without it, it is not locked any more. That takes an instant in which nothing is, so not without need:
-    // what leaves in it lies on a device.
-    if flags & MCL_FUTURE != 0 {
-        lock_by(flags & !MCL_CURRENT)?;
-    } else if locked_what_came {
-        unlock_all()?;
-        LOCKS_WHAT_COMES.store(false, Ordering::Relaxed);
-    }
-    let (mut seen, mut failed) = (false, None);
-    Maps::new().read(c"/proc/self/maps", |line| {
-        seen = true;
-        let Some(Area { start, end, name, .. }) = Area::parse(line) else { return };
-        // The kernel's own is none of the program's memory.
-        if failed.is_some() || name.starts_with(b"[v") || memory::is_own(start, end) {
-            return;
-        }
-        let call = |number, last: u32| {
-            // SAFETY: changes no content.
-            unsafe { sys::call(number, start, end - start, last as usize, 0) }
-        };
-        // The first says whether it may be; the second brings it in, as far as it can be read.
-        match call(raw::__NR_mlock2, raw::MLOCK_ONFAULT) {
-            Ok(_) if flags & MCL_ONFAULT == 0 => drop(call(raw::__NR_mlock, 0)),
-            Ok(_) => {}
-            // It has gone meanwhile.
-            Err(Errno::NOMEM) if call(raw::__NR_msync, raw::MS_ASYNC).is_err() => {}
-            Err(errno) => failed = Some(errno),
-        }
-    });
-    match failed {
-        Some(errno) => Err(errno),
-        None if seen => Ok(0),
-        // Without /proc.
-        None => lock_by(flags),
-    }
 }
 
 /// See the table of [`super`].
@@ -487,7 +506,14 @@ pub(super) unsafe fn setsockopt(
 ) -> c_int {
     const SOL_SOCKET: c_int = 1;
     const SO_ZEROCOPY: c_int = 60;
-    if level == SOL_SOCKET && name == SO_ZEROCOPY {
+    // What is no number is the kernel's to refuse, and who sets none wants none.
+    let is_number = !value.is_null() && len as usize >= size_of::<c_int>();
+    // SAFETY: as the caller promises.
+    if level == SOL_SOCKET
+        && name == SO_ZEROCOPY
+        && is_number
+        && unsafe { value.cast::<c_int>().read_unaligned() } != 0
+    {
         return fail(Errno::OPNOTSUPP);
     }
     let arguments = [fd as usize, level as usize, name as usize, value as usize, len as usize, 0];

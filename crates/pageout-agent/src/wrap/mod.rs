@@ -15,7 +15,7 @@
 //! | mremap | what is registered at different times are several mappings, and who moves memory tells of it late: see `remap` |
 //! | realloc | libc's own moves what it has mapped for one object by a call that comes to nobody: so one at a time, too |
 //! | prctl | from a filter on nothing is called for a move that the filter may not allow |
-//! | mlockall | the engine's memory would be locked as well, populated, and counted |
+//! | mlockall, munlockall | the engine's memory would be locked as well, populated, and counted; whether what comes is locked is to be known |
 //! | setrlimit, prlimit | the engine's addresses count, too: so much is added to what limits those of the process |
 //! | vmsplice | lends pages to a pipe without a pin: their frames would be reused under the reader |
 //! | setsockopt | `SO_ZEROCOPY` does the same to a socket; programs fall back when it is refused |
@@ -51,7 +51,6 @@ extern "C" {
 extern "C" {
     pub fn pthread_key_create(key: *mut c_uint, destructor: Option<extern "C" fn(*mut c_void)>) -> c_int;
     pub fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
-    pub fn pthread_getspecific(key: c_uint) -> *mut c_void;
 }
 
 pub use mapping::{bring_in, can_be_read, keeps_from_children, mappings};

@@ -45,3 +45,9 @@ names! {
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     mapping::mlockall(flags)
 }
+
+/// See the table of [`super`].
+#[no_mangle]
+pub extern "C" fn munlockall() -> c_int {
+    mapping::munlockall()
+}

@@ -2,7 +2,9 @@
 
 use super::forks::{begin_child, bring_in_ids, end_clone, keep_word};
 use super::limit::{prlimit, setrlimit};
-use super::mapping::{madvise, mlockall, mmap, mremap, process_madvise, setsockopt, shmat, vmsplice};
+use super::mapping::{
+    madvise, mlockall, mmap, mremap, munlockall, process_madvise, setsockopt, shmat, vmsplice,
+};
 use super::{answer, bring_in, fail, prctl, FILTERED};
 use crate::{exit, fork, keeper, sys};
 use core::ffi::{c_int, c_long, c_uint};
@@ -104,6 +106,7 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_mremap
             | raw::__NR_shmat
             | raw::__NR_mlockall
+            | raw::__NR_munlockall
             | raw::__NR_vmsplice
             | raw::__NR_setsockopt
             | raw::__NR_setrlimit
@@ -132,7 +135,7 @@ pub unsafe extern "C" fn syscall(
     }
 }
 
-/// As those that look at or change threads' CPUs and classes. A function of its own: nothing lies on the stack of [`syscall`].
+/// As those that look at or change threads' CPUs and classes. A function of its own: the stack of [`syscall`] is small.
 #[inline(never)]
 unsafe extern "C" fn place_by_number(
     number: c_long,
@@ -225,6 +228,7 @@ unsafe extern "C" fn by_number(
             raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
             raw::__NR_shmat => return shmat(a as c_int, b as *const _, c as c_int) as c_long,
             raw::__NR_mlockall => return mlockall(a as c_int).into(),
+            raw::__NR_munlockall => return munlockall().into(),
             raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
             raw::__NR_seccomp => {
                 const SET_STRICT: usize = 0;

@@ -103,7 +103,7 @@ pub unsafe extern "C" fn pthread_sigmask(how: c_int, set: *const u64, old: *mut 
         (Some(asked), raw::SIG_SETMASK) => asked,
         _ => return Errno::INVAL.raw_os_error(),
     };
-    fork::believe_mask(Some(next));
+    fork::believe_mask(next);
     if !old.is_null() {
         // SAFETY: as the caller promises.
         unsafe { old.write(mask) };
