@@ -12,7 +12,8 @@
  * where bytes were to come in or be given up: some may have been.
  *
  * Needs Linux 6.8 or later and, but for pageout_open_inline(), read and write access to /dev/userfaultfd, or more
- * rights.
+ * rights. A seccomp filter on all threads (TSYNC) is on the engine's too: a touch of what is out waits for ever where that may not
+ * call what it needs (ioctl, ppoll, read, futex, madvise, and what devices take). One on some threads is none on the engine.
  */
 #ifndef PAGEOUT_H
 #define PAGEOUT_H
@@ -102,7 +103,8 @@ void pageout_close(pageout *swap);
  * A handler of a signal may touch it, but for one that can interrupt malloc() where that has fewer locks than there are
  * threads (musl; glibc with MALLOC_ARENA_MAX, or with more than eight threads a CPU): pageout_pin() what that one touches.
  * The engine would wait for the lock that the interrupted thread holds, for ever. A robust mutex must be pinned: the kernel
- * marks it when its owner ends, and waits for no page then. Do not call madvise(MADV_DOFORK): a child would read zeros.
+ * marks it when its owner ends, and waits for no page then. Do not call madvise(MADV_DOFORK): a child would read zeros;
+ * nor put up guard pages (MADV_GUARD_INSTALL): what is out there comes back as it was when they are taken down.
  * Nor mremap(), munmap() or mmap(MAP_FIXED) of a part: what was moved away and is out at pageout_close() is lost (SIGBUS), and
  * what was mapped in its place goes with the region. What mprotect() has made read-only does not leave, and counts. Each region is
  * three of vm.max_map_count. Who looks from outside (/proc/PID/mem, debuggers) gets EIO for what is out; core dumps do not have

@@ -97,6 +97,33 @@ unsafe fn handle<'a>(swap: *const Handle) -> Result<&'a Handle, String> {
     unsafe { swap.as_ref() }.ok_or_else(|| NO_HANDLE.into())
 }
 
+extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// While it lives the calling thread is not cancelled: it opens and closes files, and would leave the rest as it is.
+struct Uncancelled {
+    before: c_int,
+}
+
+impl Uncancelled {
+    fn new() -> Self {
+        /// PTHREAD_CANCEL_DISABLE.
+        const DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: changes this thread alone.
+        unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as it was.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
+}
+
 /// # Safety
 /// `devices` has `count` C strings.
 unsafe fn open(
@@ -105,6 +132,7 @@ unsafe fn open(
     count: usize,
     delivery: Delivery,
 ) -> *mut Handle {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: by contract.
     match unsafe { build(Swap::builder().memory(Bytes(memory_bytes)).delivery(delivery), devices, count) } {
         Ok(swap) => Box::into_raw(Box::new(Handle { tables: Mutex::default(), swap })),
@@ -167,6 +195,7 @@ pub unsafe extern "C" fn pageout_close(swap: *mut Handle) {
     if swap.is_null() {
         return;
     }
+    let _uncancelled = Uncancelled::new();
     // SAFETY: made by `pageout_open`.
     let handle = unsafe { Box::from_raw(swap) };
     if matches!(handle.tables.try_lock(), Err(TryLockError::WouldBlock)) {

@@ -70,6 +70,17 @@ static void *fail_and_end(void *swap)
     return NULL;
 }
 
+/* It was cancelled amid opening or closing, and two descriptors stayed open, or all was aborted. */
+static void *open_though_cancelled(void *result)
+{
+    const char *device = "mem,size=64M";
+    pthread_cancel(pthread_self());
+    pageout *swap = pageout_open_inline(LIMIT, &device, 1);
+    pageout_close(swap);
+    *(int *)result = swap != NULL;
+    return NULL;
+}
+
 int main(int count, char **arguments)
 {
     (void)arguments;
@@ -125,6 +136,12 @@ int main(int count, char **arguments)
     CHECK(pthread_key_create(&at_end, use_at_end) == 0);
     CHECK(pthread_create(&other, NULL, fail_and_end, swap) == 0);
     CHECK(pthread_join(other, NULL) == 0);
+    if (is_inline) {
+        int opened = 0;
+        CHECK(pthread_create(&other, NULL, open_though_cancelled, &opened) == 0);
+        CHECK(pthread_join(other, NULL) == 0);
+        CHECK(opened);
+    }
     pageout_close(swap);
     pageout_close(NULL);
     return 0;

@@ -262,6 +262,91 @@ extern "C" fn map_zeros_at_told(_: i32) {
     unsafe { libc::mmap(TOLD.load(SeqCst) as *mut _, PAGE, libc::PROT_READ, flags, -1, 0) };
 }
 
+/// A page that nobody had got to for some milliseconds was taken for one that holds nothing: 1 to 9 in 1000 calls.
+#[test]
+fn what_is_pinned_is_there() {
+    well("what_is_pinned_is_there", || {
+        let device = format!("{},size=512M", std::env::temp_dir().join("pageout-pinned").display());
+        let asked = |builder: Builder| builder.memory(Bytes::mib(16)).delivery(Delivery::Inline);
+        let Some(swap) = api_support::swap_on(&device, asked) else { return };
+        let left_out = |seed: usize| {
+            let mut random = seed << 32;
+            let mut below = |end: usize| {
+                random += 1;
+                (mixed(random) >> 20) as usize % end
+            };
+            let mut left_out = 0;
+            for _ in 0..250 {
+                let len = 3 * MIB + below(24 * MIB);
+                let region = swap.map(len).unwrap();
+                for _ in 0..10 {
+                    for touch in 0..100 {
+                        // SAFETY: in the region, which is this thread's alone.
+                        unsafe {
+                            let at = region.as_mut_ptr().add(below(len));
+                            at.read_volatile();
+                            if touch % 2 == 0 {
+                                at.write_volatile(1);
+                            }
+                        }
+                    }
+                    let start = below(len - MIB) / PAGE * PAGE;
+                    let end = start + (1 + below(MIB / PAGE)) * PAGE;
+                    let Ok(_pinned) = region.pin(start..end) else { continue };
+                    let mut there = vec![0u8; (end - start) / PAGE];
+                    let from = region.as_ptr().wrapping_add(start) as *mut _;
+                    // SAFETY: a vector for every page.
+                    assert_eq!(unsafe { libc::mincore(from, end - start, there.as_mut_ptr()) }, 0);
+                    left_out += there.iter().filter(|byte| **byte & 1 == 0).count();
+                }
+            }
+            left_out
+        };
+        let both = thread::scope(|scope| {
+            [1, 2].map(|seed| scope.spawn(move || left_out(seed))).map(|t| t.join().unwrap())
+        });
+        assert_eq!(both, [0, 0], "pages that were not there");
+    });
+}
+
+/// A filter of one thread refuses what it would answer with: it took its fault again for ever.
+#[test]
+fn a_thread_that_may_not_ask_is_answered() {
+    well("a_thread_that_may_not_ask_is_answered", || {
+        for call in [libc::SYS_ioctl, libc::SYS_madvise] {
+            let Some(swap) = swap() else { return };
+            let mut region = swap.map(4 * LIMIT.0 as usize).unwrap();
+            fill(region.as_mut_slice(), 1);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    refuse(call);
+                    verify(region.as_slice(), 1);
+                    fill(region.as_mut_slice(), 2);
+                });
+            });
+            verify(region.as_slice(), 2);
+        }
+    });
+}
+
+/// Puts a filter on the calling thread, by which a call is not permitted.
+fn refuse(call: libc::c_long) {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    // The call's number is the first word of the data.
+    let mut filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program is whole.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
 fn set_action(handler: usize, flags: i32) -> libc::sigaction {
     // SAFETY: handlers of this test, or SIG_DFL, SIG_IGN.
     unsafe {

@@ -44,6 +44,7 @@ impl Asked {
         let (device, header) = match &self.spec.backing {
             Backing::Memory => {
                 let size = self.spec.size.unwrap_or_else(available_memory);
+                self.is_enough(size.0)?;
                 let device =
                     MemoryDevice::new(size.0 as usize).map_err(|errno| self.refused(errno.into()))?;
                 let size = device.len() as u64;
@@ -66,10 +67,7 @@ impl Asked {
     }
 
     fn opened(&self, index: usize, device: Box<dyn Device>, size: u64, first: u64) -> Result<Opened, Error> {
-        if size < TRUNK_BYTES {
-            let (size, least) = (Bytes(size), Bytes(TRUNK_BYTES));
-            return Err(self.wrong(format!("has room for {size}; give at least {least}")));
-        }
+        self.is_enough(size)?;
         let config = DeviceConfig {
             // Like the kernel: devices without a priority come after those with one, in their order.
             priority: self.spec.priority.unwrap_or(-2 - index as i32),
@@ -79,6 +77,14 @@ impl Asked {
             ..DeviceConfig::new(0)
         };
         Ok(Opened { config, device, trunks: (size / TRUNK_BYTES).min(u32::MAX.into()) as u32 })
+    }
+
+    fn is_enough(&self, size: u64) -> Result<(), Error> {
+        if size < TRUNK_BYTES {
+            let (size, least) = (Bytes(size), Bytes(TRUNK_BYTES));
+            return Err(self.wrong(format!("has room for {size}; give at least {least}")));
+        }
+        Ok(())
     }
 
     fn create_temporary(&self) -> Result<FileDevice, Error> {

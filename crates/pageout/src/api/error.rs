@@ -118,7 +118,11 @@ impl fmt::Display for Error {
             ),
             Self::Inline(why) => write!(f, "inline delivery: {why}"),
             Self::Thread(error) => {
-                write!(f, "no thread for the engine: {error}; raise ulimit -u, or allow unshare(CLONE_FILES)")
+                let what = match error.raw_os_error().map(Errno::from_raw_os_error) {
+                    Some(Errno::MFILE | Errno::NFILE) => "raise ulimit -n",
+                    _ => "raise ulimit -u, or allow unshare(CLONE_FILES)",
+                };
+                write!(f, "no thread for the engine: {}; {what}", reason(error))
             }
             Self::Length(len) => {
                 let (len, most) = (Bytes(*len as u64), Bytes(MOST_BYTES as u64));

@@ -19,7 +19,7 @@ use crate::fault::Server;
 use crate::kernel::{Linux, LinuxError};
 use crate::page::Tag;
 use crate::sync::Backoff;
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_int, c_void};
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -196,13 +196,14 @@ impl Shared {
         self.table.taken.fetch_and(!(1 << number), SeqCst);
     }
 
-    /// Answers a fault of the calling thread, on a stack of ours. Signals are blocked, no lock held.
-    fn answer(&self, engine: &Engine<Managed>, address: usize) {
+    /// Answers a fault of the calling thread, on a stack of ours; false: nobody has yet. Signals are blocked, no lock held.
+    fn answer(&self, engine: &Engine<Managed>, address: usize) -> bool {
         let (number, seat) = self.sit();
-        let task = Task { engine, seat, address };
+        let task = Task { engine, seat, address, answered: Cell::new(false) };
         // SAFETY: the seat is ours, and with it the stack, whose top is aligned to a page.
         unsafe { on_stack((*seat).stack.end(), run, (&raw const task).cast()) };
         self.stand(number);
+        task.answered.get()
     }
 }
 
@@ -236,10 +237,10 @@ impl Drop for Presence {
     }
 }
 
-/// Answers a fault at `address` as if this thread had taken it. All signals are blocked, no lock held.
-pub(super) fn answer(engine: &Engine<Managed>, address: usize) {
+/// Answers a fault at `address` as if this thread had taken it; false: nobody has yet. All signals are blocked, no lock held.
+pub(super) fn answer(engine: &Engine<Managed>, address: usize) -> bool {
     let Some(Ok(shared)) = SHARED.get() else { unreachable!("an engine without handlers") };
-    shared.answer(engine, address);
+    shared.answer(engine, address)
 }
 
 /// Tells threads apart, without a system call.
@@ -276,6 +277,7 @@ struct Task<'a> {
     engine: &'a Engine<Managed>,
     seat: *mut Seat,
     address: usize,
+    answered: Cell<bool>,
 }
 
 extern "C" fn run(task: *const c_void) {
@@ -284,7 +286,7 @@ extern "C" fn run(task: *const c_void) {
         let task = &*task.cast::<Task<'_>>();
         (task, &mut (*task.seat).server)
     };
-    server.answer_own(task.engine, task.address, thread());
+    task.answered.set(server.answer_own(task.engine, task.address, thread()));
 }
 
 /// How often the program may have put another handler before ours, between two engines.

@@ -24,6 +24,7 @@
 //! | managed | the kernel with an account of managed memory |
 //! | spec, bytes | how devices and sizes are written |
 //! | devices | what a specification names |
+//! | found | which file or disk that is there may be a device |
 //! | header | what `mkswap` wrote there |
 //! | memory | mappings |
 //! | process | whether this is a fork's child |

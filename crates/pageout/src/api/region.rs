@@ -325,7 +325,7 @@ impl Region {
     /// The same where the kernel cannot have it done: page by page, as a fault of this thread would be answered.
     fn bring_in_inline(&self, mut start: usize, end: usize) -> Result<(), Error> {
         let mut refusal = Ok(());
-        // The page that was answered last: if it is nowhere still, it is mapped, or holds nothing that could come in
+        // The page that was answered last, if it was: if it is nowhere still, it is mapped, or holds nothing that could come in
         // (MADV_FREE, MADV_GUARD_INSTALL).
         let mut answered = None;
         // What has been discarded is known once the event of it, which was read before the call came back, is applied.
@@ -343,12 +343,11 @@ impl Region {
                     _ if !engine.manages(start) => Err(Errno::NXIO),
                     _ if engine.tag(start) == Tag::Poisoned => Err(Errno::HWPOISON),
                     _ => {
-                        inline::answer(engine, start);
+                        answered = inline::answer(engine, start).then_some(start);
                         Ok(())
                     }
                 }
             });
-            answered = Some(start);
         }
         refusal.map_err(|errno| self.refused("bringing pages in", end - start, errno))
     }

@@ -25,8 +25,9 @@ impl Server {
     }
 
     /// Answers a fault of the calling thread at `address`: when it returns the page is there, or poisoned, or was
-    /// there and the touch is to be tried again. `thread` tells streams of faults apart.
-    pub fn answer_own<K: Kernel>(&mut self, engine: &Engine<K>, address: usize, thread: u32) {
+    /// there and the touch is to be tried again. `thread` tells streams of faults apart. False: neither this thread nor a
+    /// server has got to it.
+    pub fn answer_own<K: Kernel>(&mut self, engine: &Engine<K>, address: usize, thread: u32) -> bool {
         let fault = Fault { address, write: false, thread };
         engine.crowd.see(thread);
         if engine.room() < ROOM && engine.may_reclaim_inline() {
@@ -36,6 +37,7 @@ impl Server {
         if !(answered && engine.is_answered(address)) {
             engine.hand_over(fault);
         }
+        answered || engine.is_answered(address)
     }
 }
 

@@ -440,6 +440,10 @@ impl Server {
                     patience = patience.saturating_sub(1);
                     engine.make_frames(&mut self.incoming.outgoing);
                     if engine.frames.ready_pages() == 0 {
+                        // A filter may allow this thread nothing of what that takes.
+                        if self.inline && patience == 0 {
+                            return false;
+                        }
                         // While an event is unread no page can leave and no frame be filled.
                         held_up.get_or_insert_with(|| engine.holds_events_up());
                         if engine.kernel.event_pending() {
@@ -865,10 +869,8 @@ impl<K: Kernel> Engine<K> {
                 let run = run.min(CHUNK);
                 let (done, errno) = match self.copy(to, self.config.zeros, run, asked) {
                     Ok(()) => (run, None),
-                    Err(partial) => {
-                        self.kernel.wake(to, partial.done.max(PAGE));
-                        (partial.done / PAGE, Some(partial.errno))
-                    }
+                    // The kernel has woken who waited for those that are done.
+                    Err(partial) => (partial.done / PAGE, Some(partial.errno)),
                 };
                 *left -= done;
                 (done, errno)
@@ -948,7 +950,7 @@ impl<K: Kernel> Engine<K> {
             self.frames.huge_filled(huge);
         } else {
             self.kernel.wake(block_start, done * PAGE);
-            self.drop_huge_frame(huge, BLOCK_PAGES - done);
+            self.give_up_huge(huge, BLOCK_PAGES - done);
         }
         match moved {
             Ok(()) => Some(Brought::Done(BLOCK_PAGES)),

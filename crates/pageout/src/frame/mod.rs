@@ -106,6 +106,8 @@ pub struct Frames {
     holes: Lock<Vec<u32>>,
     huge_ready: Lock<Vec<u32>>,
     huge_holes: Lock<Vec<u32>>,
+    /// Those that are filled in part and could not be dropped, and how many of their pages are.
+    huge_left: Lock<Vec<(u32, usize)>>,
     /// 0: there is no such part.
     executable_base: AtomicUsize,
     /// Its chunks that are holes, by their first frame; and those that could not be dropped, with how far they are filled.
@@ -148,6 +150,7 @@ impl Frames {
             holes: Lock::new((0..chunks as u32).rev().collect(), &FRAME_LOCKS),
             huge_ready: Lock::new(Vec::with_capacity(huge), &FRAME_LOCKS),
             huge_holes: Lock::new((0..huge as u32).rev().collect(), &FRAME_LOCKS),
+            huge_left: Lock::new(Vec::with_capacity(huge), &FRAME_LOCKS),
             executable_base: AtomicUsize::new(0),
             executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
             executable_left: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
@@ -199,6 +202,16 @@ impl Frames {
     /// A chunk of it to fill: its first frame.
     pub fn take_executable_holes(&self) -> Option<u32> {
         self.executable_holes.lock().pop()
+    }
+
+    /// A huge frame of which so many pages are filled cannot be dropped now.
+    pub fn huge_left(&self, huge: u32, filled: usize) {
+        self.huge_left.lock().push((huge, filled));
+    }
+
+    /// One that could not be dropped, and how many of its pages are filled.
+    pub fn take_huge_left(&self) -> Option<(u32, usize)> {
+        self.huge_left.lock().pop()
     }
 
     /// Such a chunk, filled so far, cannot be dropped now.
@@ -406,6 +419,8 @@ pub struct Census {
     pub huge_ready: Vec<u32>,
     /// Huge frames that are holes.
     pub huge_holes: Vec<u32>,
+    /// Huge frames filled in part that could not be dropped, and how many of their pages are.
+    pub huge_left: Vec<(u32, usize)>,
     /// Chunks for what can be executed that are holes, by their first frame.
     pub executable_holes: Vec<u32>,
     /// Those that could not be dropped, with how far they are filled.
@@ -426,6 +441,7 @@ impl Frames {
             emptied: self.emptied.iter().map(|emptied| emptied.load(Relaxed) as usize).collect(),
             huge_ready: self.huge_ready.lock().clone(),
             huge_holes: self.huge_holes.lock().clone(),
+            huge_left: self.huge_left.lock().clone(),
             executable_holes: self.executable_holes.lock().clone(),
             executable_left: self.executable_left.lock().clone(),
         }

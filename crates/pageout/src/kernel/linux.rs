@@ -807,8 +807,9 @@ unsafe impl Kernel for Linux {
         let (n, _) = self.scan(at, at + BLOCK, &mut found);
         let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
         if !whole {
+            // Where that is refused (a filter of a thread that answers itself) it is emptied when it is needed.
             // SAFETY: as above.
-            unsafe { madvise(at as *mut _, BLOCK, Advice::LinuxDontNeed) }.expect("frames are not locked");
+            let _ = unsafe { madvise(at as *mut _, BLOCK, Advice::LinuxDontNeed) };
         }
         self.register_again(at, BLOCK);
         if whole {

@@ -21,7 +21,9 @@ struct UnitAt {
 }
 
 fn units(start: usize, end: usize) -> impl Iterator<Item = UnitAt> {
-    (start & !(UNIT - 1)..end).step_by(UNIT).map(|at| {
+    // Of no bytes there is none.
+    let first = if start < end { start & !(UNIT - 1) } else { end };
+    (first..end).step_by(UNIT).map(|at| {
         let block_start = at & !(BLOCK - 1);
         UnitAt { block_start, first: (at - block_start) / PAGE }
     })

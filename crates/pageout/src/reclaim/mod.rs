@@ -415,8 +415,14 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
-    /// The same of a huge frame, of which `filled` pages are filled. Where some are not, and it cannot be dropped, nobody
-    /// uses it any more.
+    /// A huge frame that is filled in part is to be a hole: if it cannot be now, that is tried again.
+    pub(crate) fn give_up_huge(&self, huge: u32, filled: usize) {
+        if !self.drop_huge_frame(huge, filled) {
+            self.frames.huge_left(huge, filled);
+        }
+    }
+
+    /// As [`Engine::drop_chunk`], a huge frame, of which `filled` pages are filled.
     pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) -> bool {
         let _regions = self.events.read();
         let dropped = self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok();

@@ -24,7 +24,9 @@ pub enum SwaponError {
 impl fmt::Display for SwaponError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooManyDevices => write!(f, "{MAX_DEVICES} devices are on; swapoff one first"),
+            Self::TooManyDevices => {
+                write!(f, "{MAX_DEVICES} devices are on, as many as can be; give fewer, or swapoff one first")
+            }
             Self::BadSize => write!(f, "a device has at most 64T, and less than 2M of it may be a header"),
             Self::NoMemory => f.write_str("no memory for the tables of another device"),
         }

@@ -27,8 +27,15 @@ const QUICK_MOVE_NS: u64 = 4_000;
 
 /// So many pages take it little more time than one.
 const FEW: usize = 4;
+/// How often a page is read by itself while the device lacks what it may have in a moment: some ms.
+const MOST_READS: usize = 100;
 /// How often it is tried to map what somebody waits for, before it is read once more: each time an event may have come.
 const MOST_TRIES: usize = 64;
+
+/// Does an error say nothing of the data, nor of the medium?
+fn is_passing(errno: Errno) -> bool {
+    matches!(errno, Errno::NOMEM | Errno::AGAIN)
+}
 
 /// What one server has under way. Made once, a place for each page of a block; most requests are for a few.
 pub struct Incoming {
@@ -39,6 +46,8 @@ pub struct Incoming {
     good: Box<[bool]>,
     /// The device did not read it: the data may be there still.
     unread: Box<[bool]>,
+    /// Nor what somebody waits for, but it only lacked memory, or time: it may in a moment.
+    passing: bool,
     /// Pages that the last request brought in beside the one asked for.
     pub(crate) ahead: u16,
     pub(crate) outgoing: Outgoing,
@@ -87,6 +96,7 @@ impl Incoming {
             sums: zeros(BLOCK_PAGES),
             good: zeros(BLOCK_PAGES),
             unread: zeros(BLOCK_PAGES),
+            passing: false,
             ahead: 0,
             outgoing: Outgoing::new(),
         }
@@ -193,6 +203,7 @@ impl<K: Kernel> Engine<K> {
         window: (usize, usize),
         urge: Urge,
     ) -> Brought {
+        incoming.ahead = 0;
         let whole = urge.is_whole();
         let (n, buffer, all) = {
             let _regions = self.events.read();
@@ -225,21 +236,25 @@ impl<K: Kernel> Engine<K> {
             }
             (n, buffer, all)
         };
-        self.read(incoming, n, &buffer);
         let asked = urge.is_asked().then_some(index);
-        let (brought, is_huge) = self.arrive(&Read { incoming, buffer: &buffer, block_start, n, asked });
+        self.read(incoming, n, &buffer, asked);
+        let (brought, is_huge, came) =
+            self.arrive(&Read { incoming, buffer: &buffer, block_start, n, asked });
         let place = incoming.pages[..n].partition_point(|page| (*page as usize) < index);
         let is_unread = asked.is_none() && incoming.unread[place] && brought != Brought::Pending;
         let brought = if is_unread { Brought::Unread } else { brought };
-        if is_huge {
-            Stats::add(&self.stats.thp_swpin, 1);
-        } else if all {
-            Stats::add(&self.stats.thp_swpin_fallback, 1);
-        }
         Stats::add(&self.stats.pswpin, n as u64);
-        incoming.ahead = n as u16 - 1;
-        Stats::add(&self.stats.swap_ra, n as u64 - 1);
-        Stats::add(&self.stats.swpin[n.ilog2() as usize], 1);
+        // What was called off is where it was.
+        incoming.ahead = came.saturating_sub(1) as u16;
+        if came > 0 {
+            if is_huge {
+                Stats::add(&self.stats.thp_swpin, 1);
+            } else if all {
+                Stats::add(&self.stats.thp_swpin_fallback, 1);
+            }
+            Stats::add(&self.stats.swap_ra, u64::from(incoming.ahead));
+            Stats::add(&self.stats.swpin[came.ilog2() as usize], 1);
+        }
         brought
     }
 
@@ -282,8 +297,9 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Reads the pages and says of each whether it is what was written.
-    fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer) {
+    /// Reads the pages and says of each whether it is what was written. Of a run that cannot be read as one each page is read by
+    /// itself, or only the one that is `asked` for: each may take as long as the device takes to fail.
+    fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer, asked: Option<usize>) {
         let started = self.kernel.now();
         let mut read = 0;
         while read < n {
@@ -298,12 +314,19 @@ impl<K: Kernel> Engine<K> {
         Stats::observe(&self.stats.device_ns, took);
         average(&self.device_ns, took / n as u64);
         average(&self.request_ns, took);
+        incoming.passing = false;
         for index in 0..n {
             let (address, _) = buffer.locate(self, index);
-            let read = incoming.good[index] || self.read_alone(incoming.words[index].payload(), address);
+            let mut read = incoming.good[index];
+            let tries = !read && asked.is_none_or(|asked| asked == incoming.at(index));
+            if tries {
+                let alone = self.read_alone(incoming.words[index].payload(), address);
+                read = alone.is_ok();
+                incoming.passing |= asked.is_some() && alone.is_err_and(is_passing);
+            }
             // SAFETY: the frames were taken: filled, and nobody else's.
             let good = read && unsafe { self.key.sum(address) } == incoming.sums[index];
-            if !good {
+            if !good && (read || tries) {
                 Stats::add(&self.stats.read_errors, 1);
             }
             (incoming.good[index], incoming.unread[index]) = (good, !read);
@@ -327,15 +350,22 @@ impl<K: Kernel> Engine<K> {
 
     /// One page by itself, after the whole run could not be read: only what is really lost is given up.
     #[cold]
-    fn read_alone(&self, entry: u64, address: usize) -> bool {
+    fn read_alone(&self, entry: u64, address: usize) -> Result<(), Errno> {
+        let (device, at) = self.place.locate(entry).ok_or(Errno::NODEV)?;
+        let mut backoff = Backoff::new();
         // SAFETY: as in `read_run`.
-        self.place
-            .locate(entry)
-            .is_some_and(|(device, at)| unsafe { device.read_vectored(at, &[(address, PAGE)]).is_ok() })
+        let read = || unsafe { device.read_vectored(at, &[(address, PAGE)]) };
+        for _ in 1..MOST_READS {
+            match read() {
+                Err(errno) if is_passing(errno) => backoff.snooze(),
+                done => return done,
+            }
+        }
+        read()
     }
 
-    /// Maps what was read where it still belongs. Whether that is a huge page now.
-    fn arrive(&self, read: &Read<'_>) -> (Brought, bool) {
+    /// Maps what was read where it still belongs. Whether that is a huge page now, and how many of the pages were seen to.
+    fn arrive(&self, read: &Read<'_>) -> (Brought, bool, usize) {
         let &Read { incoming, buffer, block_start, n, asked } = read;
         let mut regions = self.events.read();
         let of_page = self.space.block(block_start).expect("block of a busy page");
@@ -413,7 +443,7 @@ impl<K: Kernel> Engine<K> {
         // Not as part of a stream; by `always` all that comes is large.
         let alone = n <= UNIT_PAGES || self.config.swapin == Swapin::Always;
         // One unit stands for a block that is huge.
-        let pages = if whole { &incoming.pages[..UNIT_PAGES] } else { &incoming.pages[..n] };
+        let pages = &incoming.pages[..if whole { UNIT_PAGES } else { i }];
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let first = run[0] as usize;
             self.used(&mut block, block_start, first..first + run.len(), alone);
@@ -422,10 +452,12 @@ impl<K: Kernel> Engine<K> {
         drop(regions);
         match buffer {
             Buffer::Huge(huge) if whole => self.frames.huge_emptied(*huge),
-            Buffer::Huge(huge) => _ = self.drop_huge_frame(*huge, BLOCK_PAGES - consumed),
+            // Nothing was tried with a part of it, which would have split it.
+            Buffer::Huge(huge) if i == 0 => self.frames.huge_filled(*huge),
+            Buffer::Huge(huge) => self.give_up_huge(*huge, BLOCK_PAGES - consumed),
             Buffer::Small(_) => {}
         }
-        (brought, whole)
+        (brought, whole, i)
     }
 
     /// Page `i` is not to be mapped: the program gave it up meanwhile, or what was read is not its data.
@@ -434,8 +466,8 @@ impl<K: Kernel> Engine<K> {
         if !read.incoming.is_mine(i, block) {
             // Its count of the slot fell to us, and who touched it since waits for us.
             self.place.put(word.payload(), 1);
-        } else if read.incoming.unread[i] && Some(at) != read.asked {
-            // Nobody asked for it: whoever does may meet the device in a better moment.
+        } else if read.incoming.unread[i] && (Some(at) != read.asked || read.incoming.passing) {
+            // Whoever asks for it, or asks again, may meet the device in a better moment.
             block.set(at, word.abandon());
         } else if !read.incoming.good[i] {
             self.poison(block, read.block_start, at, word);

@@ -166,7 +166,11 @@ impl<K: Kernel> Engine<K> {
         let (mut passed, mut shared) = (0, 0);
         let most_unplaced = self.place.room();
         let goes_on = |out: &Outgoing| {
-            out.pages.len() < want && out.unplaced < most_unplaced && out.busy.len() < MOST_SHARED
+            // A handler may not ask for memory, for more huge frames than there is room for.
+            out.pages.len() < want
+                && out.unplaced < most_unplaced
+                && out.busy.len() < MOST_SHARED
+                && out.huge.len() < out.huge.capacity()
         };
         while goes_on(out) && looks > 0 && passed < most_passed {
             looks -= 1;
@@ -510,11 +514,17 @@ impl<K: Kernel> Engine<K> {
         for (frame, filled) in full.chain(out.executable.take()) {
             self.drop_executable(Part { frame, count: filled as u32 });
         }
+        while let Some((huge, filled)) = self.frames.take_huge_left() {
+            if !self.drop_huge_frame(huge, filled) {
+                self.frames.huge_left(huge, filled);
+                break;
+            }
+        }
         for (huge, filled, whole) in out.huge.drain(..) {
             if whole {
                 self.frames.huge_filled(huge);
             } else {
-                self.drop_huge_frame(huge, filled);
+                self.give_up_huge(huge, filled);
             }
         }
         out.pages.clear();

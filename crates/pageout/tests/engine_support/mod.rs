@@ -903,7 +903,9 @@ impl World {
         let pages = (0..executable * CHUNK).map(|page| kernel.page(kernel.executable_base() + page * PAGE));
         let present = pages.filter(|page| page.present).count();
         assert_eq!(present, filled as usize, "pages of those for what can be executed");
-        let mut huge: Vec<u32> = census.huge_ready.iter().chain(&census.huge_holes).copied().collect();
+        let huge_left = census.huge_left.iter().map(|(huge, _)| huge);
+        let mut huge: Vec<u32> =
+            census.huge_ready.iter().chain(&census.huge_holes).chain(huge_left).copied().collect();
         huge.sort_unstable();
         assert_eq!(huge, (0..self.plan.huge as u32).collect::<Vec<_>>(), "huge frames");
         for (list, present) in [(&census.huge_ready, true), (&census.huge_holes, false)] {
@@ -913,6 +915,10 @@ impl World {
                     assert_eq!(kernel.page(at).present, present, "page {page} of huge frame {huge}");
                 }
             }
+        }
+        for &(huge, filled) in &census.huge_left {
+            let pages = (0..BLOCK_PAGES).map(|page| kernel.page(frames.huge_address(huge) + page * PAGE));
+            assert_eq!(pages.filter(|page| page.present).count(), filled, "pages of huge frame {huge}, left");
         }
     }
 }
