@@ -351,11 +351,11 @@ extern "C" fn keeper(_: usize) -> ! {
         Ok(met) => met,
         Err(errno) => {
             // Run has ended, which it said or its user saw, and with it the limit; every program that a shell starts would
-            // say it again. Or another mount hides the socket, which run itself tells of: once for each program.
-            if !matches!(errno, Errno::NOENT | Errno::CONNREFUSED) {
+            // say it again. Or it is called by a path that another mount hides, or another root, or that another user may not
+            // go (each child of a server that gave up root would say so): run itself tells of these, once for each program. SRCH:
+            // the root is in what was the /proc of a process (Chromium's sandbox).
+            if !matches!(errno, Errno::NOENT | Errno::CONNREFUSED | Errno::SRCH | Errno::ACCESS) {
                 let why = match errno {
-                    // Run is called by a path. SRCH: the root is in what was the /proc of a process (Chromium's sandbox).
-                    Errno::SRCH | Errno::ACCESS => "its run cannot be reached from its root or by its user",
                     Errno::MFILE => "what its keeper opens is more than it may; raise ulimit -n",
                     _ => "its run does not answer",
                 };

@@ -327,6 +327,15 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
     if let Ok(Some((_, obstacle))) = program::obstacle(&exe(pid)) {
         return Some(format!("{obstacle}, so pageout cannot be preloaded"));
     }
+    // A program may write over what it was told, as setproctitle does.
+    let has_agent = || Loaded::of(pid, "maps", agent).is_some_and(|loaded| loaded.agent);
+    if is_secure(pid) && !has_agent() {
+        return Some(
+            "was executed with two users or groups, real and effective, or more rights than it had, so pageout cannot be \
+             preloaded (run it as one user from the start)"
+                .into(),
+        );
+    }
     if let Some(user) = tree::user_of(pid).filter(|user| reach == Reach::Own && *user != sys::euid()) {
         let remedy = if sys::euid() == 0 { ", or with --any-user" } else { "" };
         return Some(format!(
@@ -336,8 +345,6 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
     if !has_our_root(pid) {
         return Some("has another root than pageout, where neither agent nor run can be reached".into());
     }
-    // A program may write over what it was told, as setproctitle does.
-    let has_agent = || Loaded::of(pid, "maps", agent).is_some_and(|loaded| loaded.agent);
     let told = told(pid, agent);
     (told != Told::All && !has_agent()).then(|| match told {
         Told::Others => "LD_PRELOAD was set anew, so pageout was not preloaded (add to it: LD_PRELOAD=LIBRARY:$LD_PRELOAD)"
@@ -347,6 +354,15 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
             format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
         }
     })
+}
+
+/// Whether the kernel has told its loader to trust nobody (AT_SECURE).
+fn is_secure(pid: i32) -> bool {
+    const AT_SECURE: usize = 23;
+    let told = fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+    let words: Vec<usize> =
+        told.chunks_exact(8).map(|word| usize::from_ne_bytes(word.try_into().expect("8 bytes"))).collect();
+    words.chunks_exact(2).any(|pair| pair[0] == AT_SECURE && pair[1] != 0)
 }
 
 /// Whether a process finds run's socket by its path. The child of a fork takes the agent along wherever it goes.

@@ -1044,6 +1044,29 @@ fn what_is_for_the_main_process_is_for_the_program() {
     assert!(numbers.len() == 5 && numbers.iter().all(|number| *number == numbers[2]), "{}", ended.out);
 }
 
+/// A server that gives up root and forks said it of each child; who is executed by two users was told to try what does not help.
+#[test]
+fn why_there_is_no_limit_is_said_once_and_rightly() {
+    if !is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let forks = "import os, time\nos.setgid(65534); os.setuid(65534)\n\
+        for i in range(4):\n    if os.fork() == 0: time.sleep(2.5); os._exit(0)\n\
+        for i in range(4): os.wait()";
+    let two_users = "import os\n\
+        if os.fork() == 0: os.setresuid(0, 65534, 0); os.execvp('sleep', ['sleep', '2.5'])\n\
+        os.wait()";
+    let another = "runs as another user than pageout (65534), who cannot reach its run";
+    for (script, any_user, why) in [(forks, None, another), (two_users, Some("--any-user"), "two users")] {
+        let arguments = ["run", "-m", "60M", "-s", "mem,size=64M"].into_iter().chain(any_user);
+        let arguments = arguments.chain(["python3", "-c", script]);
+        let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
+        assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+        assert!(ended.err.contains(why), "{}", ended.err);
+    }
+}
+
 /// The kernel kills all who are in a namespace of process numbers when its first process ends, their keepers too.
 #[test]
 fn who_ends_with_its_namespace_has_not_lost_its_engine() {
