@@ -12,7 +12,7 @@
 //!
 //! One page tells that there was another one: it can be moved as long as it is the process's own, until a fork shares it.
 
-use crate::maps::Maps;
+use crate::proc::Maps;
 use crate::twin::{Original, Pages, Twin};
 use crate::{keeper, memory, wrap};
 use alloc::vec::Vec;

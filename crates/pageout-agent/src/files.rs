@@ -12,7 +12,7 @@
 //! goes round ([`Hand`]), for a disk may take its time.
 
 use crate::keeper::Keeper;
-use crate::maps::Maps;
+use crate::proc::Maps;
 use crate::{sys, task};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

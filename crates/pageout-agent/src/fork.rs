@@ -9,9 +9,9 @@
 //! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
 
 use crate::keeper::{self, Keeper};
-use crate::maps::Maps;
+use crate::proc::Maps;
 use crate::sys::own_number;
-use crate::{dispatch, exit, heir, life, memory, part, program, remap, sys, twin, wrap};
+use crate::{dispatch, exit, heir, life, memory, part, proc, program, remap, sys, twin, wrap};
 use alloc::boxed::Box;
 use core::ffi::{c_void, CStr};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use pageout::fault::Server;
 use pageout::kernel::nobody_is_called;
 use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Rounds, Wait};
-use rustix::fs::{open, stat, Mode, OFlags};
+use rustix::fs::stat;
 use rustix::io::Errno;
 use rustix::thread::{futex, nanosleep, Timespec};
 
@@ -527,7 +527,7 @@ fn child_finds_run(maps: &mut Maps) -> bool {
     if sys::highest_limit(keeper::program(), raw::RLIMIT_NOFILE).is_some_and(|most| most < DESCRIPTORS) {
         return false;
     }
-    if open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_err() {
+    if proc::opened(c"/proc/self/pagemap").is_none() {
         return false;
     }
     // Of the thread that forks: each may have its own.

@@ -1,6 +1,6 @@
 //! What goes from a process to the child of its fork, by a file that `run` passes on. See `pageout::swap::heir`.
 
-use crate::{maps, memory, sys, wrap};
+use crate::{memory, proc, sys, wrap};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pageout::engine::{Engine, Key};
@@ -226,7 +226,7 @@ impl Taking {
             self.last = is_theirs.then_some((area.start, area.end));
             return;
         }
-        let Some(has) = maps::flags(line) else { return };
+        let Some(has) = proc::flags(line) else { return };
         let Some((start, end)) = self.last.take() else { return };
         self.there.insert(Region { start, end });
         if has(b"rr") {

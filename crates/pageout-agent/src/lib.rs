@@ -21,10 +21,10 @@
 //! | tie | whoever kills the keeper kills the program |
 //! | life | its life: watch, take up, follow, end |
 //! | program | whose memory it is: found, looked at, gone |
+//! | proc | what the kernel says in /proc, as text |
 //! | devices | swap devices as they come and go |
 //! | threads | its other threads: servers, the evictor |
 //! | files | files that are mapped leave, too |
-//! | maps | what the kernel says of the process's mappings |
 //! | part | the process's part of the run's limit |
 //! | clock | how long the program has run |
 //! | unasked | huge pages that nobody asks for, kept back where many programs begin at once |
@@ -50,10 +50,10 @@ mod heir;
 mod keeper;
 mod life;
 mod link;
-mod maps;
 mod mem;
 mod memory;
 mod part;
+mod proc;
 mod program;
 mod remap;
 mod sys;

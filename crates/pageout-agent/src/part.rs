@@ -1,14 +1,12 @@
 //! The process's part of its run's limit: says what it uses, learns what it may use. See `pageout::tree`.
 
-use crate::{fork, memory, program, sys, wrap};
-use core::ffi::CStr;
+use crate::{fork, memory, proc, program, sys, wrap};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use pageout::kernel::{Kernel, Linux, Statm};
 use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, View, TREE_BYTES};
 use rustix::fd::OwnedFd;
-use rustix::fs::{open, Mode, OFlags};
-use rustix::io::{pread, Errno};
+use rustix::io::Errno;
 use rustix::thread::{nanosleep, Timespec};
 use rustix::time::ClockId;
 
@@ -149,9 +147,9 @@ impl Part {
             next_shared: 0,
             soonest_shared: 0,
             shared_then: 0,
-            rollup: opened(c"/proc/self/smaps_rollup"),
+            rollup: proc::opened(c"/proc/self/smaps_rollup"),
             stat: None,
-            status: opened(c"/proc/self/status"),
+            status: proc::opened(c"/proc/self/status"),
             next_count: 0,
             soonest: 0,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
@@ -164,7 +162,7 @@ impl Part {
 
     /// From here on the faults of whoever is the program now are counted.
     pub fn follow_program(&mut self) {
-        self.stat = opened(&program::file("stat"));
+        self.stat = proc::opened(&program::file("stat"));
         self.counted.1 = self.faults();
     }
 
@@ -232,9 +230,9 @@ impl Part {
         }
         let spent = || sys::time(ClockId::ThreadCPUTime);
         let begun = spent();
-        let [there] = fields(&self.status, [b"\nRssShmem:"]);
+        let [there] = fields(&self.status, [b"RssShmem:"]);
         // A walk over all pages.
-        let [part] = if there > FEW_SHARED { fields(&self.rollup, [b"\nPss_Shmem:"]) } else { [0] };
+        let [part] = if there > FEW_SHARED { fields(&self.rollup, [b"Pss_Shmem:"]) } else { [0] };
         self.shared = if part > 0 { (there, part) } else { (0, 0) };
         let cost = spent() - begun;
         self.soonest_shared = now + COUNT_SHARE_AT_MOST * cost;
@@ -311,15 +309,14 @@ impl Part {
     /// The program's faults without I/O so far.
     fn faults(&self) -> u64 {
         let mut line = [0u8; 512];
-        let n = self.stat.as_ref().and_then(|file| pread(file, &mut line, 0).ok()).unwrap_or(0);
-        // Behind the name, which may hold anything: state, six numbers, and this one.
-        let behind = line[..n].rsplit(|byte| *byte == b')').next().unwrap_or(&[]);
-        number(behind.split(|byte| *byte == b' ').nth(8).unwrap_or(&[]))
+        const MINFLT: usize = 10;
+        let line = self.stat.as_ref().and_then(|file| proc::read(file, &mut line));
+        line.and_then(|line| proc::word_of_stat(line, MINFLT)).unwrap_or(0)
     }
 
     /// Of what is resident, what others have as well.
     fn count(&self) -> u64 {
-        let [all, part] = fields(&self.rollup, [b"\nAnonymous:", b"\nPss_Anon:"]);
+        let [all, part] = fields(&self.rollup, [b"Anonymous:", b"Pss_Anon:"]);
         all.saturating_sub(part)
     }
 
@@ -382,12 +379,8 @@ impl Part {
 /// The numbers of KiB behind these names in a file of /proc, in bytes.
 fn fields<const N: usize>(file: &Option<OwnedFd>, names: [&[u8]; N]) -> [u64; N] {
     let mut text = [0u8; 2048];
-    let n = file.as_ref().and_then(|file| pread(file, &mut text, 0).ok()).unwrap_or(0);
-    names.map(|name| field(&text[..n], name))
-}
-
-fn opened(path: &CStr) -> Option<OwnedFd> {
-    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    let text = file.as_ref().and_then(|file| proc::read(file, &mut text)).unwrap_or(&[]);
+    names.map(|name| proc::bytes(text, name).unwrap_or(0))
 }
 
 /// What is the process's own: all but files and memory shared on purpose.
@@ -397,16 +390,4 @@ fn own(now: Statm) -> u64 {
 
 fn resident(now: Statm) -> u64 {
     (now.resident * PAGE) as u64
-}
-
-/// The number at the start.
-fn number(text: &[u8]) -> u64 {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
-    digits.fold(0, |n, byte| n * 10 + u64::from(byte - b'0'))
-}
-
-/// The number of KiB behind `name`, in bytes.
-fn field(text: &[u8], name: &[u8]) -> u64 {
-    let Some(at) = text.windows(name.len()).position(|window| window == name) else { return 0 };
-    number(text[at + name.len()..].trim_ascii_start()) << 10
 }

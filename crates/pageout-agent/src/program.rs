@@ -2,8 +2,8 @@
 //!
 //! What cannot be told is no: a keeper that stays too long costs memory, one that goes too early costs data.
 
-use crate::maps::Maps;
-use crate::{exit, keeper, sys};
+use crate::proc::Maps;
+use crate::{exit, keeper, proc, sys};
 use alloc::ffi::CString;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -62,8 +62,7 @@ pub struct Sight {
 impl Sight {
     /// Of the program as it is now.
     pub fn new() -> Self {
-        let statm = open(file("statm").as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        Self { statm, last: Statm::default(), next: 0 }
+        Self { statm: proc::opened(&file("statm")), last: Statm::default(), next: 0 }
     }
 
     /// What is there. `None`: the program has become another.
@@ -144,7 +143,7 @@ fn mark_of(maps: &CStr) -> Option<u64> {
     let (range, mut file) = (alloc::format!("{start:x}-{end:x} "), None);
     Maps::new().read(maps, |line| {
         if line.starts_with(range.as_bytes()) {
-            file = word(line, 4);
+            file = proc::word(line, 4);
         }
     });
     file
@@ -159,8 +158,8 @@ pub fn is_keeper(listed: u32) -> bool {
     const UNBLOCKED: u64 = 1 << 8 | 1 << 18;
     let mut status = alloc::vec![0; STATUS];
     let Some(status) = read_of(listed, "status", &mut status) else { return false };
-    let blocked = field(status, b"SigBlk:\t").and_then(|mask| u64::from_str_radix(mask, 16).ok());
-    field(status, b"Name:\t") == Some("pageout") && blocked.is_some_and(|mask| mask | UNBLOCKED == !0)
+    let blocked = proc::field(status, b"SigBlk:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    proc::field(status, b"Name:") == Some("pageout") && blocked.is_some_and(|mask| mask | UNBLOCKED == !0)
 }
 
 /// What we call the process that /proc calls so, which may list those of another namespace.
@@ -170,13 +169,7 @@ fn number_of(listed: u32) -> Option<u32> {
     }
     let mut status = alloc::vec![0; STATUS];
     let status = read_of(listed, "status", &mut status)?;
-    field(status, b"NSpid:\t")?.split_whitespace().last()?.parse().ok()
-}
-
-/// What a status of /proc has on a line that begins so.
-fn field<'a>(status: &'a [u8], name: &[u8]) -> Option<&'a str> {
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
-    core::str::from_utf8(line).ok()
+    proc::field(status, b"NSpid:")?.split_whitespace().last()?.parse().ok()
 }
 
 /// Has it ended, or become another?
@@ -204,20 +197,17 @@ fn has_mark(listed: u32) -> Option<bool> {
 fn has_same_code() -> Option<bool> {
     let pages = |path: &CStr| {
         let mut line = [0; 128];
-        word(read(path, &mut line)?, 3)
+        proc::word(proc::read(proc::opened(path)?, &mut line)?, 3)
     };
     Some(pages(&file("statm"))? == pages(c"/proc/self/statm")?)
 }
 
 /// Has this thread, or the first of this process, not ended?
 fn goes_on(listed: u32) -> bool {
+    const FLAGS: usize = 9;
     const PF_EXITING: u64 = 0x4;
     let mut line = [0; 512];
-    let flags = read_of(listed, "stat", &mut line).and_then(|line| {
-        // The name before is in parentheses and may hold anything.
-        let name = line.iter().rposition(|byte| *byte == b')')?;
-        word(&line[name..], 7)
-    });
+    let flags = read_of(listed, "stat", &mut line).and_then(|line| proc::word_of_stat(line, FLAGS));
     flags.is_some_and(|flags| flags & PF_EXITING == 0)
 }
 
@@ -231,16 +221,6 @@ fn file_of(listed: u32, name: &str) -> CString {
 }
 
 /// What /proc says of a process that it names as the calling one does.
-pub fn read_of<'a>(id: u32, name: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
-    read(&file_of(id, name), into)
-}
-
-fn read<'a>(path: &CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
-    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let len = rustix::io::read(&file, &mut *into).ok()?;
-    Some(&into[..len])
-}
-
-fn word(line: &[u8], index: usize) -> Option<u64> {
-    core::str::from_utf8(line).ok()?.split_whitespace().nth(index)?.parse().ok()
+fn read_of<'a>(id: u32, name: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    proc::read(proc::opened(&file_of(id, name))?, into)
 }

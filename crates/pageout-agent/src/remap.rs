@@ -16,7 +16,7 @@
 //! which refuses: holes, memory that is not alike where it is to grow, and all of it without /proc. MREMAP_DONTUNMAP is
 //! refused here, as it was by the kernel before Linux 6.17.
 
-use crate::maps::Maps;
+use crate::proc::Maps;
 use crate::{code, exit, fork, keeper, memory, sys, wrap};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
@@ -41,7 +41,7 @@ const LOOKS: usize = 100;
 const PATIENCE: u32 = 100;
 
 /// Whose turn it is to move memory: each has a number of its own.
-pub static MOVES: Baton = Baton::new();
+static MOVES: Baton = Baton::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Calls by which memory may grow that are under way, and how many have been made that the kernel did not refuse.
 static GROWING: AtomicU32 = AtomicU32::new(0);

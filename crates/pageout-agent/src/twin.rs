@@ -8,7 +8,7 @@
 //! Without a twin, and lent as it is: code that is not of a file, that has been written to (a debugger, a hook), or
 //! whose file cannot be opened any more or has changed since; and all where what has no access may not be made code.
 
-use crate::{memory, sys};
+use crate::{memory, proc, sys};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -154,7 +154,7 @@ pub struct Pages(OwnedFd);
 impl Pages {
     /// Of this process.
     pub fn open() -> Option<Self> {
-        open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Self)
+        proc::opened(c"/proc/self/pagemap").map(Self)
     }
 
     /// Is all of it as in the file?

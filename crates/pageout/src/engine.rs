@@ -1,8 +1,9 @@
 //! The engine of one process: what the two paths share.
 //!
 //! Lock order: events → block → everything else, all of which are leaves here (frames, policy, and those of
-//! `slot`). No I/O, no wait for another thread's progress, under any of them; but the events lock is held over the clone of
-//! a fork, which nobody who needs it may delay.
+//! `slot`); the leadership comes before all of them, and is held over I/O of quick devices. No I/O, no wait for another thread's
+//! progress, under any of these; but the events lock is held over the clone of a fork, which nobody who needs it may delay, and who
+//! has it alone waits for the kernel to be through with an event that is under way.
 
 use crate::fault::crowd::Crowd;
 use crate::fault::order::Orders;

@@ -63,7 +63,7 @@ counters! {
     thp_swpin_fallback,
     /// Huge pages that left whole.
     thp_swpout,
-    /// Huge pages that were split to leave.
+    /// Huge pages of which a part left as such, and the rest stayed or left in pieces.
     thp_swpout_fallback,
     /// Blocks of small pages that a stream went through and that were made one huge page again.
     thp_collapse_alloc,
@@ -103,9 +103,9 @@ counters! {
     poisoned,
     /// Pages that were out when the kernel refused to unmap them, of which it tells as if it had: they raise SIGBUS, too.
     unmap_refused,
-    /// Write errors of devices.
+    /// Pages that a device did not take.
     write_errors,
-    /// Read errors of devices, and runs whose checksum did not match.
+    /// Pages that a device did not give, or whose checksum did not match.
     read_errors,
     /// Mappings that were taken up into the engine's care.
     adoptions,
@@ -146,7 +146,7 @@ counters! {
     swpout: MAX_ORDER + 1,
     /// Runs for which no slots of this order were to be had: smaller ones were taken.
     swpout_fallback: MAX_ORDER + 1,
-    /// From reading a fault to having answered it: entry n counts times from 2^n to 2^(n+1) ns.
+    /// From taking a fault up, after others that waited, to having answered it: entry n counts times from 2^n to 2^(n+1) ns.
     fault_ns: BUCKETS,
     /// Reads from a device on behalf of a fault, in the same way.
     device_ns: BUCKETS;

@@ -32,7 +32,7 @@ extern "C" fn handler(_signal: libc::c_int) {
     IN_HANDLER.with(|inside| inside.set(true));
     // SAFETY: set before the signal is raised; the test uses neither meanwhile.
     let (engine, server) = unsafe { (&*ENGINE.load(SeqCst), &mut *SERVER.load(SeqCst)) };
-    let fault = Fault { address: ADDRESS.load(SeqCst), write: true, thread: THREAD.load(SeqCst) };
+    let fault = Fault { address: ADDRESS.load(SeqCst), thread: THREAD.load(SeqCst) };
     server.answer(engine, fault);
     ANSWERED.fetch_add(1, SeqCst);
     IN_HANDLER.with(|inside| inside.set(false));
@@ -201,7 +201,7 @@ fn what_is_another_engines_by_now_is_left_to_it() {
     for engine in [engine, other] {
         engine.budget.set(1 << 20, engine.budget.mark());
         assert!(!is_there());
-        Server::new().answer(engine, Fault { address: page, write: true, thread: 1 });
+        Server::new().answer(engine, Fault { address: page, thread: 1 });
     }
     assert!(is_there(), "its own engine answers");
 }

@@ -1,7 +1,7 @@
 //! Memory: advice, mappings, moves, locks, and what lends pages.
 
 use super::{answer, fail, Next};
-use crate::maps::{self, Maps};
+use crate::proc::{self, Maps};
 use crate::{keeper, memory, part, remap, sys};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_uint, c_void};
@@ -427,7 +427,7 @@ fn locked_areas() -> Vec<(usize, usize)> {
     let (mut last, mut found) = (None, Vec::new());
     Maps::new().read(c"/proc/self/smaps", |line| match Area::parse(line) {
         Some(area) => last = Some((area.start, area.end)),
-        None if maps::flags(line).is_some_and(|has| has(b"lo")) => found.extend(last),
+        None if proc::flags(line).is_some_and(|has| has(b"lo")) => found.extend(last),
         None => {}
     });
     found

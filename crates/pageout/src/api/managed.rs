@@ -58,11 +58,6 @@ impl Managed {
         self.resident.store(pages, Relaxed);
     }
 
-    /// See [`Linux::unregister`].
-    pub(super) fn unregister(&self, start: usize, len: usize) {
-        self.linux.unregister(start, len);
-    }
-
     fn is_staging(&self, at: usize) -> bool {
         self.staging.iter().any(|range| range.contains(&at))
     }
@@ -90,6 +85,10 @@ fn done(result: &Result<(), Partial>, len: usize) -> usize {
 unsafe impl Kernel for Managed {
     fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         self.linux.register(start, len)
+    }
+
+    fn unregister(&self, start: usize, len: usize) {
+        self.linux.unregister(start, len);
     }
 
     fn mark(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

@@ -28,7 +28,7 @@ impl Server {
     /// there and the touch is to be tried again. `thread` tells streams of faults apart. False: neither this thread nor a
     /// server has got to it.
     pub fn answer_own<K: Kernel>(&mut self, engine: &Engine<K>, address: usize, thread: u32) -> bool {
-        let fault = Fault { address, write: false, thread };
+        let fault = Fault { address, thread };
         engine.crowd.see(thread);
         if engine.room() < ROOM && engine.may_reclaim_inline() {
             self.make_room(engine);

@@ -731,9 +731,7 @@ unsafe impl Kernel for Linux {
         if let Ok(events) = self.uffd.read_events(&mut buffer) {
             for event in events {
                 out[n] = match event {
-                    uffd::Event::Pagefault { address, flags, thread } => {
-                        Event::Fault(Fault { address, write: flags.write, thread })
-                    }
+                    uffd::Event::Pagefault { address, thread, .. } => Event::Fault(Fault { address, thread }),
                     uffd::Event::Remap { from, to, len } => Event::Remap { from, to, len },
                     uffd::Event::Remove { start, end } => Event::Remove { start, end },
                     uffd::Event::Unmap { start, end } => Event::Unmap { start, end },

@@ -33,8 +33,6 @@ impl Found {
 pub struct Fault {
     /// The byte that was touched.
     pub address: usize,
-    /// It was to be written.
-    pub write: bool,
     /// The thread that waits.
     pub thread: u32,
 }

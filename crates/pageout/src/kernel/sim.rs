@@ -89,7 +89,6 @@ pub enum Advised {
 struct Waiter {
     thread: u32,
     address: usize,
-    write: bool,
     read: bool,
 }
 
@@ -574,7 +573,7 @@ impl Simulated {
             if page.registered {
                 state.table[index / BLOCK_PAGES] |= !page.advised;
                 let read = state.signals;
-                state.waiters.push(Waiter { thread, address: at, write: write.is_some(), read });
+                state.waiters.push(Waiter { thread, address: at, read });
                 return Access::Waits;
             }
             self.bring(&mut state, index);
@@ -995,8 +994,7 @@ unsafe impl Kernel for Simulated {
                 break;
             }
             waiter.read = true;
-            out[n] =
-                Event::Fault(Fault { address: waiter.address, write: waiter.write, thread: waiter.thread });
+            out[n] = Event::Fault(Fault { address: waiter.address, thread: waiter.thread });
             n += 1;
         }
         while n < out.len() {

@@ -282,8 +282,8 @@ impl Device {
     }
 
     /// Moves a cluster, whose lock the caller holds, to where it belongs now. A bare place takes its
-    /// table, the others leave it. Returns whether order 0 can have a slot where it could have none
-    /// before, or runs `room` under the list lock in that case.
+    /// table, the others leave it. Runs `room` under the list lock if order 0 can have a slot where it could have none before.
+    /// Returns what that left over.
     pub(super) fn move_to(
         &self,
         index: u32,

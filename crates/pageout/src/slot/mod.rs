@@ -9,7 +9,7 @@
 //! Order of attempts, for a run of an order on the device of highest priority: the hint; nonfull clusters
 //! of the order; a free cluster; and single pages alone take, at last, from fragmented and then from nonfull
 //! clusters of larger orders. Then the next device. That names of clean pages are given up where space is short is
-//! the engine's matter (`Listed::is_full`).
+//! the engine's matter (`Place::is_full`).
 //!
 //! Any thread may call anything here. Nothing in here does I/O or asks for memory with a cluster or list
 //! lock held. It is asked for when a cluster that was free is used, or a trunk, and no table for it is at hand, for which
