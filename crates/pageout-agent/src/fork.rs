@@ -17,8 +17,9 @@ use core::ffi::{c_void, CStr};
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::call::on_stack;
+use pageout::engine::Engine;
 use pageout::fault::Server;
-use pageout::kernel::nobody_is_called;
+use pageout::kernel::{nobody_is_called, Linux};
 use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Rounds, Wait};
 use rustix::fs::stat;
@@ -100,20 +101,50 @@ pub fn prepare_process(register: Register) {
     unsafe { register(Some(prepare), Some(parent), Some(child), core::ptr::null()) };
 }
 
-/// Threads between [`Turn::handlers_begin`] and [`Turn::handlers_end`], by their control blocks (0: nobody), and the signals that
-/// each has blocked as it knows: see [`believed_mask`]. Who finds no place knows what is.
-static AMID: [Amid; 16] = [const { Amid { thread: AtomicUsize::new(0), mask: AtomicU64::new(0) } }; 16];
+/// Threads between [`Turn::handlers_begin`] and [`Turn::handlers_end`], and the signals that each has blocked as it knows: see
+/// [`believed_mask`]. Who finds no place knows what is.
+static AMID: [Amid; 16] = [const { Amid::nobody() }; 16];
 
-/// Changed by its thread alone.
+/// Changed by its thread alone, and by who comes where that has been killed.
 struct Amid {
-    thread: AtomicUsize,
+    /// Its control block (0: nobody), and its number: some of those that share the memory have the control block of their maker.
+    block: AtomicUsize,
+    thread: AtomicU32,
     mask: AtomicU64,
 }
 
 impl Amid {
+    const fn nobody() -> Self {
+        Self { block: AtomicUsize::new(0), thread: AtomicU32::new(0), mask: AtomicU64::new(0) }
+    }
+
     fn of_caller() -> Option<&'static Self> {
-        let me = exit::control_block();
-        AMID.iter().find(|amid| amid.thread.load(Ordering::Relaxed) == me)
+        let block = exit::control_block();
+        AMID.iter().find(|amid| {
+            amid.block.load(Ordering::Relaxed) == block && amid.thread.load(Ordering::Relaxed) == own_number()
+        })
+    }
+
+    /// A place for the calling thread: one that is free, else of who has been killed.
+    fn take(mask: u64) -> Option<&'static Self> {
+        let block = exit::control_block();
+        let replaces = |amid: &Self, held| {
+            amid.block.compare_exchange(held, block, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let is_dead =
+            |amid: &Self| exit::has_one_namespace() && sys::has_ended(amid.thread.load(Ordering::Relaxed));
+        let free = AMID.iter().find(|amid| replaces(amid, 0));
+        let amid = free.or_else(|| {
+            AMID.iter().find(|amid| is_dead(amid) && replaces(amid, amid.block.load(Ordering::Relaxed)))
+        })?;
+        amid.mask.store(mask, Ordering::Relaxed);
+        amid.thread.store(own_number(), Ordering::Relaxed);
+        Some(amid)
+    }
+
+    fn leave(&self) {
+        self.thread.store(0, Ordering::Relaxed);
+        self.block.store(0, Ordering::Release);
     }
 }
 
@@ -233,11 +264,14 @@ fn begin() -> bool {
     life::forget_counts();
     part::let_go();
     nobody_is_called();
-    // Others that forked are not here; their control blocks may be those of new threads.
-    let me = exit::control_block();
-    AMID.iter().filter(|amid| amid.thread.load(Ordering::Relaxed) != me).for_each(|amid| {
-        amid.thread.store(0, Ordering::Relaxed);
-    });
+    // Others that forked are not here; their control blocks may be those of new threads. The caller has another number.
+    let block = exit::control_block();
+    for amid in &AMID {
+        match amid.block.load(Ordering::Relaxed) == block {
+            true => amid.thread.store(own_number(), Ordering::Relaxed),
+            false => amid.leave(),
+        }
+    }
     GATE.store(FREE, Ordering::Relaxed);
     // Nobody is here who may have had them.
     TURN.pass_on();
@@ -310,12 +344,7 @@ impl Turn {
     pub fn handlers_begin(&mut self) {
         // One that forks itself goes on as it is.
         if Amid::of_caller().is_none() {
-            let me = exit::control_block();
-            let takes = |amid: &&Amid| {
-                amid.thread.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            };
-            self.amid = AMID.iter().find(takes);
-            self.amid.inspect(|amid| amid.mask.store(self.mask, Ordering::Relaxed));
+            self.amid = Amid::take(self.mask);
         }
     }
 
@@ -323,7 +352,7 @@ impl Turn {
     pub fn handlers_end(&mut self) {
         if let Some(amid) = self.amid.take() {
             self.mask = amid.mask.load(Ordering::Relaxed);
-            amid.thread.store(0, Ordering::Relaxed);
+            amid.leave();
         }
     }
 }
@@ -357,11 +386,7 @@ fn take_turn(me: u32) -> bool {
     }
     let (mut whose, mut seconds) = (0, 0);
     while let Err(now) = TURN.take_within(me, A_SECOND, Wait::Asleep) {
-        let is_orphan = exit::has_one_namespace() && sys::is_orphan(&TURN);
-        if is_orphan && TURN.take_from(now, me) {
-            // A process that shares the memory was killed as it forked.
-            end();
-            say(FREE);
+        if exit::has_one_namespace() && take_from_the_dead(now, me) {
             return true;
         }
         seconds = if now == whose { seconds + 1 } else { 0 };
@@ -629,12 +654,27 @@ pub fn end() {
     }
 }
 
-/// The program has ended, and another process goes on with its memory: what a thread of the program had begun is over.
-pub fn program_ended() {
-    if sys::is_orphan(&TURN) {
+/// Ends what who had the turn had begun, if he was killed amid it, as a process that shares the memory may be, and takes it.
+fn take_from_the_dead(whose: u32, me: u32) -> bool {
+    let takes = sys::has_ended(whose) && TURN.take_from(whose, me);
+    if takes {
         end();
         say(FREE);
+    }
+    takes
+}
+
+/// The program has ended, and another process goes on with its memory: what a thread of the program had begun is over.
+pub fn program_ended() {
+    if take_from_the_dead(TURN.owner(), own_number()) {
         TURN.pass_on();
+    }
+}
+
+/// The same of who shares the memory, while nothing leaves: nobody may fork for long.
+pub fn end_orphans(engine: &Engine<Linux>) {
+    if engine.stands_still() && exit::has_one_namespace() {
+        program_ended();
     }
 }
 

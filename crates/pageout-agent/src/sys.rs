@@ -3,7 +3,6 @@
 use crate::wrap;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
-use pageout::sync::Baton;
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
@@ -190,11 +189,6 @@ pub fn time(clock: ClockId) -> u64 {
 /// The calling thread's number.
 pub fn own_number() -> u32 {
     gettid().as_raw_nonzero().get() as u32
-}
-
-/// Has whoever has it ended, and another process goes on with this memory?
-pub fn is_orphan(baton: &Baton) -> bool {
-    has_ended(baton.owner())
 }
 
 /// Has the thread of this number (0: nobody) ended? Then the kernel touches nothing of it any more.

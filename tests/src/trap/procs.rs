@@ -47,6 +47,12 @@ pub const TRAPS: &[Trap] = &[
         .may_log(),
     Trap::new("guest-killed", "such a process is killed as it forks; then the program forks", guest_killed)
         .may_log(),
+    Trap::new(
+        "guest-killed-handlers",
+        "such a process is killed in a handler of fork; the program goes on, and forks later",
+        guest_killed_in_handler,
+    )
+    .may_log(),
     Trap::new("spawn", "posix_spawn by two threads while memory is evicted", spawn).may_log(),
     Trap::new("system", "system and popen", system).may_log(),
     Trap::new("exec", "becomes another program", exec).may_log(),
@@ -448,6 +454,69 @@ fn guest_killed(ctx: &Ctx) -> Outcome {
         sys::wait_for(child, 0)?;
         ballast.walk()?;
     }
+    field.check(1)
+}
+
+/// 0: nobody; 1: who forks next stays in its handler; 2: it is there.
+static STAYS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn stays() {
+    if STAYS.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        loop {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+extern "C" fn guest_in_handler(_: *mut c_void) -> c_int {
+    // SAFETY: it is killed in its handler.
+    unsafe { libc::fork() }
+}
+
+/// It has the control block of its maker, which took its own mask for the one that the guest believed to have; and nothing left any
+/// more until somebody forked.
+fn guest_killed_in_handler(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    // SAFETY: a function that stays.
+    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(stays), None, None) })?;
+    let stack = sys::map(256 << 10)?;
+    stack.fill(1);
+    STAYS.store(1, Ordering::SeqCst);
+    let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+    // SAFETY: the stack is the child's alone.
+    let guest =
+        sys::ret("clone", unsafe { libc::clone(guest_in_handler, top, flags, std::ptr::null_mut()) })?;
+    while STAYS.load(Ordering::SeqCst) != 2 {
+        std::thread::yield_now();
+    }
+    // SAFETY: a child of ours, not waited for yet.
+    unsafe { libc::kill(guest, libc::SIGKILL) };
+    sys::wait_status(guest)?;
+    let blocked = |signal: c_int| -> Result<bool, Stop> {
+        let status = std::fs::read_to_string("/proc/thread-self/status")?;
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        Ok(mask >> (signal - 1) & 1 != 0)
+    };
+    for how in [libc::SIG_BLOCK, libc::SIG_UNBLOCK] {
+        // SAFETY: a set of our own.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGUSR1);
+            sys::ret("pthread_sigmask", libc::pthread_sigmask(how, &set, std::ptr::null_mut()))?;
+        }
+        ensure!(blocked(libc::SIGUSR1)? == (how == libc::SIG_BLOCK), "the mask does not change");
+    }
+    for _ in 0..2 {
+        field.check(1)?;
+        ballast.walk()?;
+    }
+    let there = sys::resident(field)?;
+    ensure!(!sys::under_pageout() || there < field.pages(), "nothing has left");
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    ballast.walk()?;
     field.check(1)
 }
 
