@@ -8,53 +8,15 @@
 //! A thread that finds no engine announces its fork all the same: an engine that begins meanwhile lets nothing
 //! leave before that fork is through. What does not come here at all is refused ([`crate::code`]).
 
-use crate::keeper::{self, Keeper};
-use crate::proc::Maps;
 use crate::sys::own_number;
-use crate::{dispatch, exit, heir, life, memory, part, proc, program, remap, sys, twin, wrap};
-use alloc::boxed::Box;
-use core::ffi::{c_void, CStr};
+use crate::{dispatch, exit, gate, keeper, life, memory, part, remap, sys, twin, wrap};
+use core::ffi::c_void;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use linux_raw_sys::general as raw;
 use pageout::call::on_stack;
 use pageout::engine::Engine;
-use pageout::fault::Server;
 use pageout::kernel::{nobody_is_called, Linux};
-use pageout::swap::swapin::Incoming;
 use pageout::sync::{Baton, Rounds, Wait};
-use rustix::fs::stat;
-use rustix::io::Errno;
-use rustix::thread::{futex, nanosleep, Timespec};
-
-/// Nobody asks; somebody asks for a fork; the keeper says yes or no. In the lowest byte of the gate; above it is a number, which each
-/// question and whatever ends one changes: an answer is to the question that was asked, whoever asks by then.
-const FREE: u32 = 0;
-const ASKED: u32 = 1;
-const GRANTED: u32 = 2;
-const REFUSED: u32 = 3;
-/// Somebody asks for [`settle`].
-const SETTLE: u32 = 4;
-/// Yes, but pages are out. Then he asks for all to come home, or, right before the clone, for the bequest.
-const GRANTED_OUT: u32 = 5;
-const HOME: u32 = 6;
-const BEQUEATH: u32 = 7;
-const BEQUEATHED: u32 = 8;
-/// He has a child, or has none.
-const CLONED: u32 = 9;
-const CHILDLESS: u32 = 10;
-/// Tenths of a second that a keeper waits at its end for a fork that is under way.
-const END_TENTHS: usize = 20;
-/// A keeper needs less, with any number of devices.
-const DESCRIPTORS: u64 = 32;
-/// So many pages come home rather than be inherited.
-const FEW: usize = 256;
-
-/// What a process has inherited of so many generations is its own before it forks again: run keeps open what each has
-/// left, with the slots.
-const MOST_GENERATIONS: u32 = 8;
-/// How often that is tried in vain, after so many ns each.
-const APART_TRIES: usize = 20;
-const APART_NAP: i64 = 2_000_000;
+use rustix::thread::futex;
 
 /// What a fork's child waits for: nothing; that its keeper has taken over what it inherits; that has come true, or
 /// cannot.
@@ -64,11 +26,6 @@ const READY: u32 = 2;
 const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
 
-const STATE: u32 = 0xff;
-const NEXT: u32 = STATE + 1;
-static GATE: AtomicU32 = AtomicU32::new(FREE);
-/// With [`CLONED`], if he knows it: the child's number, else 0.
-static BORN: AtomicU32 = AtomicU32::new(0);
 /// Threads that ask take turns.
 static TURN: Baton = Baton::new();
 /// Those in which somebody asks for [`settle`].
@@ -77,7 +34,7 @@ static SETTLED: Rounds = Rounds::new();
 static UNASKED: AtomicU32 = AtomicU32::new(0);
 /// Forks of this process that are over.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// From so many generations, one of which forked the next, something may be inherited still.
+/// See [`generations`].
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -177,7 +134,7 @@ extern "C" fn parent() {
 pub extern "C" fn child() {
     // All was done at the clone.
     if HEIR.swap(NONE, Ordering::Relaxed) != READY {
-        came_apart();
+        set_generations(0);
         begin();
     }
 }
@@ -246,11 +203,6 @@ pub fn lost() {
     }
 }
 
-/// Nothing is inherited, or not any more.
-pub fn came_apart() {
-    GENERATIONS.store(0, Ordering::Relaxed);
-}
-
 fn tell_heir(what: u32) {
     HEIR.store(what, Ordering::SeqCst);
     let _ = futex::wake(&HEIR, futex::Flags::PRIVATE, 1);
@@ -272,7 +224,7 @@ fn begin() -> bool {
             false => amid.leave(),
         }
     }
-    GATE.store(FREE, Ordering::Relaxed);
+    gate::reset();
     // Nobody is here who may have had them.
     TURN.pass_on();
     remap::forget();
@@ -285,6 +237,26 @@ fn begin() -> bool {
 /// Has the process forked, or is it the child of a fork? Then it may share pages.
 pub fn shares() -> bool {
     forks() > 0 || is_child()
+}
+
+/// Who has the turn to fork; 0: nobody.
+pub fn forker() -> u32 {
+    TURN.owner()
+}
+
+/// Is a fork under way that found no engine to ask?
+pub fn goes_on_unasked() -> bool {
+    UNASKED.load(Ordering::SeqCst) != 0
+}
+
+/// From so many generations, one of which forked the next, something may be inherited still.
+pub fn generations() -> u32 {
+    GENERATIONS.load(Ordering::Relaxed)
+}
+
+/// See [`generations`].
+pub fn set_generations(count: u32) {
+    GENERATIONS.store(count, Ordering::Relaxed);
 }
 
 /// How often it has forked, or tried to.
@@ -314,14 +286,14 @@ impl Turn {
 
     /// Brings everything home; false if it does not fit.
     pub fn bring_home(&mut self) -> bool {
-        self.out = self.out && ask(HOME) != GRANTED;
+        self.out = self.out && gate::ask(gate::HOME) != gate::GRANTED;
         !self.out
     }
 
     /// In the parent, whether it forked or not.
     pub fn end(self) {
         if self.asked {
-            say(FREE);
+            gate::say(gate::FREE);
             TURN.pass_on();
         } else {
             UNASKED.fetch_sub(1, Ordering::SeqCst);
@@ -373,7 +345,7 @@ pub fn before() -> Option<Turn> {
         sys::set_signals(mask);
         return None;
     }
-    let out = ask(ASKED) == GRANTED_OUT;
+    let out = gate::ask(gate::ASKED) == gate::GRANTED_OUT;
     Some(Turn { mask, asked: true, out, amid: None })
 }
 
@@ -408,7 +380,7 @@ const STACK: usize = 640;
 pub fn bequeath() -> bool {
     sys::block_own_signals();
     touch_stack();
-    ask(BEQUEATH) == BEQUEATHED
+    gate::ask(gate::BEQUEATH) == gate::BEQUEATHED
 }
 
 /// Not a part of its caller, whose own frame would be as large for as long as it lasts.
@@ -422,18 +394,8 @@ fn touch_stack() {
 
 /// In the parent after the clone: its child's number, if there is a child.
 pub fn cloned(child: Option<u32>) {
-    BORN.store(child.unwrap_or(0), Ordering::Relaxed);
-    ask(if child.is_some() { CLONED } else { CHILDLESS });
-}
-
-/// What came of a clone.
-pub enum Child {
-    /// There is none.
-    None,
-    /// There is one, or may be.
-    Unknown,
-    /// Its number, in the parent's namespace.
-    Number(u32),
+    gate::BORN.store(child.unwrap_or(0), Ordering::Relaxed);
+    gate::ask(if child.is_some() { gate::CLONED } else { gate::CHILDLESS });
 }
 
 /// Returns when every eviction that was decided before the call is done: none that comes later takes a unit that
@@ -441,10 +403,7 @@ pub enum Child {
 pub fn settle() {
     let Some(keeper) = keeper::active() else { return };
     // During a fork that is so, and whoever forks may wait for this thread, in a handler of fork.
-    let is_so = || {
-        keeper.engine.stands_still()
-            && matches!(GATE.load(Ordering::SeqCst) & STATE, GRANTED | GRANTED_OUT | REFUSED)
-    };
+    let is_so = || keeper.engine.stands_still() && gate::is_open();
     const A_MILLISECOND: u64 = 1_000_000;
     // Threads that begin together need no more than one round, or two.
     let round = SETTLED.next();
@@ -453,7 +412,7 @@ pub fn settle() {
         while !is_settled() {
             if TURN.try_take(own_number()) {
                 if !is_settled() {
-                    SETTLED.run(|| _ = ask(SETTLE));
+                    SETTLED.run(|| _ = gate::ask(gate::SETTLE));
                 }
                 return TURN.pass_on();
             }
@@ -478,188 +437,12 @@ pub fn undivided<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Says something to the keeper: for who has the turn. What the gate is then.
-fn say(what: u32) -> u32 {
-    // The keeper may answer meanwhile, and changes no number.
-    let number = GATE.load(Ordering::Relaxed) & !STATE;
-    let said = number.wrapping_add(NEXT) | what;
-    GATE.store(said, Ordering::Release);
-    wake_gate();
-    said
-}
-
-/// The same, and waits for what it says.
-fn ask(what: u32) -> u32 {
-    let asked = say(what);
-    loop {
-        match GATE.load(Ordering::Acquire) {
-            now if now != asked => return now & STATE,
-            _ => {
-                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, asked, None);
-            }
-        }
-    }
-}
-
-/// The keeper's answer to what the gate was; false: who asked is not there any more.
-fn answer(asked: u32, state: u32) -> bool {
-    let answered =
-        GATE.compare_exchange(asked, asked & !STATE | state, Ordering::AcqRel, Ordering::Acquire).is_ok();
-    if answered {
-        wake_gate();
-    }
-    answered
-}
-
-/// Brings everything home; then any fork is right until pages leave again. False: it does not fit.
-fn bring_home(keeper: &Keeper, server: &mut Server) -> bool {
-    let home = keeper.engine.bring_home(server);
-    if home {
-        let _events = keeper.engine.events.read();
-        keeper.code.lock().give(&keeper.engine.kernel);
-    }
-    home
-}
-
-/// Has all that was inherited leave to slots of its own.
-fn come_apart(keeper: &Keeper) {
-    let names = || keeper.engine.place.foreign_names();
-    let mut incoming = Box::new(Incoming::new());
-    let (mut before, mut tries) = (names(), 0);
-    while tries < APART_TRIES && !keeper.engine.vacate_foreign(&mut incoming) {
-        let now = names();
-        tries = if now < before { 0 } else { tries + 1 };
-        before = now;
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: APART_NAP });
-    }
-    keeper.come_apart();
-    if names() > 0 {
-        // Not each time: it is full, or children live who have inherited the same.
-        GENERATIONS.store(MOST_GENERATIONS / 2, Ordering::Relaxed);
-    }
-}
-
-/// Pages may leave.
-fn go_on(keeper: &Keeper) {
-    keeper.code.lock().keep();
-    keeper.engine.stand_still(false);
-    keeper.engine.kick();
-}
-
-/// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
-/// may have hardly any descriptors, or that may not look at itself (PR_SET_DUMPABLE).
-fn child_finds_run(maps: &mut Maps) -> bool {
-    if sys::highest_limit(keeper::program(), raw::RLIMIT_NOFILE).is_some_and(|most| most < DESCRIPTORS) {
-        return false;
-    }
-    if proc::opened(c"/proc/self/pagemap").is_none() {
-        return false;
-    }
-    // Of the thread that forks: each may have its own.
-    let thread = alloc::format!("task/{}/status", TURN.owner());
-    let mut users = |path: &CStr| {
-        let mut lines = alloc::vec::Vec::new();
-        maps.read(path, |line| {
-            if line.starts_with(b"Uid:") || line.starts_with(b"Gid:") {
-                lines.extend_from_slice(line);
-            }
-        });
-        lines
-    };
-    let (own, its) = (users(c"/proc/self/status"), users(&program::file(&thread)));
-    let same_user = its.is_empty() || own == its;
-    let root = |path: &CStr| stat(path).ok().map(|root| (root.st_dev, root.st_ino));
-    // Some may not be asked for theirs, and one whose first thread has ended has none.
-    same_user && root(&program::file("root")).is_none_or(|its| root(c"/") == Some(its) && sees_socket())
-}
-
-/// Is run's socket where it was, also where the program, whose root can be seen, has other mounts by now?
-fn sees_socket() -> bool {
-    let path = keeper::path();
-    let path = core::str::from_utf8(path.as_bytes()).ok().map(|path| alloc::format!("root{path}"));
-    let seen = path.map(|path| stat(program::file(&path).as_c_str()));
-    !matches!(seen, Some(Err(Errno::NOENT | Errno::NOTDIR)))
-}
-
-/// Writes down what is out, for who `asked`, and keeps things so until the clone is through. False: that cannot be.
-fn hand_over(keeper: &Keeper, maps: &mut Maps, asked: u32) -> bool {
-    {
-        let _events = keeper.engine.events.read();
-        keeper.code.lock().was_forked(&keeper.engine.kernel);
-    }
-    keeper.code.lock().pair(maps);
-    let Some((mut still, file)) = heir::bequeath(&keeper.engine) else {
-        keeper.code.lock().keep();
-        return false;
-    };
-    let Some(token) = keeper.lend(&file) else {
-        keeper.engine.cloned(&mut still);
-        drop(still);
-        keeper.code.lock().keep();
-        file.give_up(&keeper.engine);
-        return false;
-    };
-    heir::TOKEN.store(token, Ordering::SeqCst);
-    keeper.code.lock().lend();
-    // Of the clone before, of which the child spoke first.
-    BORN.store(0, Ordering::Relaxed);
-    let bequeathed = asked & !STATE | BEQUEATHED;
-    let child = match answer(asked, BEQUEATHED).then(|| await_clone(bequeathed, || file.is_born()) & STATE) {
-        None | Some(CHILDLESS) => Child::None,
-        Some(CLONED) if BORN.load(Ordering::Relaxed) != 0 => Child::Number(BORN.load(Ordering::Relaxed)),
-        Some(_) => Child::Unknown,
-    };
-    keeper.code.lock().keep();
-    file.tell(&keeper.engine.cloned(&mut still));
-    drop(still);
-    keeper.lent(token, file, child);
-    if GATE.load(Ordering::Acquire) == bequeathed {
-        // The thread waits for its child to become another program (CLONE_VFORK), or was stopped. Others go on.
-        keeper.engine.stand_still(false);
-        keeper.engine.kick();
-        await_clone(bequeathed, || false);
-    }
-    true
-}
-
-/// Waits for what the program says of its clone, or for the child to be there; what the gate is then. Where it was killed before it
-/// could say, which leaves the gate as it is, nobody can tell whether it has a child.
-fn await_clone(gate: u32, is_born: impl Fn() -> bool) -> u32 {
-    loop {
-        let now = GATE.load(Ordering::Acquire);
-        if now != gate {
-            return now;
-        }
-        let is_over = sys::wait_a_tenth(&GATE, gate, futex::Flags::PRIVATE);
-        if is_over && (is_born() || program::is_gone()) {
-            return gate;
-        }
-    }
-}
-
-/// Before the keeper ends: the program says no more of a clone that was under way, and its child, if there is one, waits
-/// for what it is told.
-pub fn end() {
-    let now = GATE.load(Ordering::Acquire);
-    // Not stored again: by then there may be an answer.
-    if now & STATE == BEQUEATHED {
-        answer(now, CLONED);
-    }
-    for _ in 0..END_TENTHS {
-        let now = GATE.load(Ordering::Acquire);
-        if now & STATE != CLONED {
-            break;
-        }
-        sys::wait_a_tenth(&GATE, now, futex::Flags::PRIVATE);
-    }
-}
-
 /// Ends what who had the turn had begun, if he was killed amid it, as a process that shares the memory may be, and takes it.
 fn take_from_the_dead(whose: u32, me: u32) -> bool {
     let takes = sys::has_ended(whose) && TURN.take_from(whose, me);
     if takes {
-        end();
-        say(FREE);
+        gate::end();
+        gate::say(gate::FREE);
     }
     takes
 }
@@ -675,64 +458,5 @@ pub fn program_ended() {
 pub fn end_orphans(engine: &Engine<Linux>) {
     if engine.stands_still() && exit::has_one_namespace() {
         program_ended();
-    }
-}
-
-fn wake_gate() {
-    let _ = futex::wake(&GATE, futex::Flags::PRIVATE, u32::MAX >> 1);
-}
-
-/// The keeper's thread that lets forks through, and pages leave when there is none.
-pub extern "C" fn attend(keeper: usize) -> ! {
-    // SAFETY: the keeper lives as long as its process.
-    let keeper = unsafe { &*(keeper as *const Keeper) };
-    let engine = &keeper.engine;
-    let mut server = Server::new();
-    let mut maps = Maps::new();
-    // Does the child of the fork that asks?
-    let mut finds_run = true;
-    // Forks that found no engine: new ones find it.
-    while UNASKED.load(Ordering::SeqCst) != 0 {
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
-    }
-    go_on(keeper);
-    loop {
-        let gate = GATE.load(Ordering::Acquire);
-        match gate & STATE {
-            ASKED => {
-                if GENERATIONS.load(Ordering::Relaxed) >= MOST_GENERATIONS {
-                    go_on(keeper);
-                    come_apart(keeper);
-                }
-                engine.stand_still(true);
-                let mut home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
-                if !home {
-                    finds_run = child_finds_run(&mut maps);
-                    home = !finds_run && bring_home(keeper, &mut server);
-                }
-                answer(gate, if home { GRANTED } else { GRANTED_OUT });
-            }
-            HOME => {
-                let home = bring_home(keeper, &mut server);
-                answer(gate, if home { GRANTED } else { REFUSED });
-            }
-            BEQUEATH => {
-                // What is said of the clone is answered next.
-                if !(finds_run && hand_over(keeper, &mut maps, gate)) {
-                    answer(gate, REFUSED);
-                }
-            }
-            CLONED | CHILDLESS => _ = answer(gate, GRANTED),
-            SETTLE => {
-                engine.settled();
-                answer(gate, FREE);
-            }
-            state => {
-                if state == FREE && engine.stands_still() {
-                    go_on(keeper);
-                }
-                let _ = futex::wait(&GATE, futex::Flags::PRIVATE, gate, None);
-            }
-        }
     }
 }

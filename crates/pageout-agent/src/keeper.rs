@@ -8,7 +8,7 @@ use crate::link::{self, Link, Welcome};
 use crate::part::Part;
 use crate::threads::Queue;
 use crate::tie::Tie;
-use crate::{exit, fork, heir, memory, part, program, remap, sys, task};
+use crate::{exit, fork, gate, heir, memory, part, program, remap, sys, task};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -127,12 +127,12 @@ impl Keeper {
     }
 
     /// The clone is through; with a child the bequest is kept until all who inherit it have gone.
-    pub fn lent(&self, token: u64, file: heir::File, child: fork::Child) {
-        if let fork::Child::None = child {
+    pub fn lent(&self, token: u64, file: heir::File, child: gate::Child) {
+        if let gate::Child::None = child {
             self.link.tell(&Message::new(Kind::Cancel, token, 0, 0), None);
             return file.give_up(&self.engine);
         }
-        if let fork::Child::Number(pid) = child {
+        if let gate::Child::Number(pid) = child {
             self.link.tell(&Message::new(Kind::Born, token, u64::from(pid), 0), None);
         }
         file.rest();
@@ -143,7 +143,7 @@ impl Keeper {
     pub fn come_apart(&self) {
         if self.engine.place.comes_apart() {
             self.link.tell(&Message::new(Kind::Apart, 0, 0, 0), None);
-            fork::came_apart();
+            fork::set_generations(0);
         }
     }
 

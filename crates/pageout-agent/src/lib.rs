@@ -29,6 +29,7 @@
 //! | clock | how long the program has run |
 //! | unasked | huge pages that nobody asks for, kept back where many programs begin at once |
 //! | fork | `fork` while pages are out: who may when |
+//! | gate | what the keeper does for it |
 //! | heir | what goes to the child |
 //! | dispatch | libc's clone under our control |
 //! | code | what a fork past libc does not get |
@@ -46,6 +47,7 @@ mod dispatch;
 mod exit;
 mod files;
 mod fork;
+mod gate;
 mod heir;
 mod keeper;
 mod life;

@@ -16,7 +16,7 @@ use crate::part::Part;
 use crate::proc::Maps;
 use crate::tie::Tie;
 use crate::unasked::Unasked;
-use crate::{exit, fork, heir, memory, part, program, sys, threads, wrap};
+use crate::{exit, fork, gate, heir, memory, part, program, sys, threads, wrap};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -306,7 +306,7 @@ impl Life {
             }
         }
         if let Some(keeper) = keeper {
-            fork::end();
+            gate::end();
             self.tell_of_forks(keeper);
         }
         // What it has become goes on.
@@ -394,7 +394,7 @@ impl Life {
         self.link.tell(&Message::new(Kind::Holding, 0, 0, 0), Some(keeper.engine.kernel.uffd()));
         Stats::set(&self.stats.active, 1);
         self.evictor = keeper.hire(threads::evict);
-        keeper.hire(fork::attend);
+        keeper.hire(gate::attend);
         for _ in 0..SERVERS {
             keeper.hire(threads::serve);
         }

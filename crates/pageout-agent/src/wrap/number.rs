@@ -112,14 +112,14 @@ pub unsafe extern "C" fn syscall(
             | raw::__NR_setrlimit
             | raw::__NR_prlimit64
             | raw::__NR_prctl
-            | raw::__NR_seccomp
-            | raw::__NR_fork => by_number(number, a, b, c, d, e, f),
-            raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => by_number(number, a, b, c, d, e, f),
+            | raw::__NR_seccomp => wrapped_by_number(number, a, b, c, d, e, f),
+            raw::__NR_fork => fork_by_number(number, a, b, c, d, e, f),
+            raw::__NR_clone if a as u32 & raw::CLONE_VM == 0 => fork_by_number(number, a, b, c, d, e, f),
             // Null asks whether there is such a call.
             raw::__NR_clone3
                 if a != 0 && b >= CLONE3_STACK + 8 && *(a as *const u64) & u64::from(raw::CLONE_VM) == 0 =>
             {
-                by_number(number, a, b, c, d, e, f)
+                fork_by_number(number, a, b, c, d, e, f)
             }
             raw::__NR_clone | raw::__NR_clone3 | raw::__NR_set_tid_address => kept(number, a, b, c, d, e, f),
             raw::__NR_sched_setaffinity
@@ -205,8 +205,53 @@ unsafe extern "C" fn keep_word_by_number(number: c_long, a: usize, b: usize, _: 
     }
 }
 
+/// What has a wrapper that comes back like any function.
 #[inline(never)]
-unsafe extern "C" fn by_number(
+unsafe extern "C" fn wrapped_by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match number as u32 {
+            raw::__NR_madvise => madvise(a as *mut _, b, c as c_int).into(),
+            raw::__NR_process_madvise => {
+                process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
+            }
+            raw::__NR_mmap => mmap(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long,
+            raw::__NR_mremap => mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
+            raw::__NR_shmat => shmat(a as c_int, b as *const _, c as c_int) as c_long,
+            raw::__NR_mlockall => mlockall(a as c_int).into(),
+            raw::__NR_munlockall => munlockall().into(),
+            raw::__NR_prctl => prctl(a as c_int, b, c, d, e).into(),
+            raw::__NR_seccomp => {
+                const SET_STRICT: usize = 0;
+                const SET_FILTER: usize = 1;
+                // The others, and one without a filter, only ask.
+                if a == SET_STRICT || a == SET_FILTER && c != 0 {
+                    FILTERED.store(true, Ordering::SeqCst);
+                }
+                answer(sys::call(number as u32, a, b, c, 0))
+            }
+            raw::__NR_vmsplice => vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
+            raw::__NR_setsockopt => {
+                setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
+            }
+            raw::__NR_setrlimit => setrlimit(a as c_uint, b as *const _).into(),
+            raw::__NR_prlimit64 => prlimit(a as c_int, b as c_uint, c as *const _, d as *mut _).into(),
+            _ => bare(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Forks, whose child may have a stack of its own.
+#[inline(never)]
+unsafe extern "C" fn fork_by_number(
     number: c_long,
     a: usize,
     b: usize,
@@ -218,35 +263,6 @@ unsafe extern "C" fn by_number(
     // SAFETY: as the caller promises.
     unsafe {
         let stack = match number as u32 {
-            raw::__NR_madvise => return madvise(a as *mut _, b, c as c_int).into(),
-            raw::__NR_process_madvise => {
-                return process_madvise(a as c_int, b as *const _, c, d as c_int, e as c_uint) as c_long
-            }
-            raw::__NR_mmap => {
-                return mmap(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long
-            }
-            raw::__NR_mremap => return mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
-            raw::__NR_shmat => return shmat(a as c_int, b as *const _, c as c_int) as c_long,
-            raw::__NR_mlockall => return mlockall(a as c_int).into(),
-            raw::__NR_munlockall => return munlockall().into(),
-            raw::__NR_prctl => return prctl(a as c_int, b, c, d, e).into(),
-            raw::__NR_seccomp => {
-                const SET_STRICT: usize = 0;
-                const SET_FILTER: usize = 1;
-                // The others, and one without a filter, only ask.
-                if a == SET_STRICT || a == SET_FILTER && c != 0 {
-                    FILTERED.store(true, Ordering::SeqCst);
-                }
-                return answer(sys::call(number as u32, a, b, c, 0));
-            }
-            raw::__NR_vmsplice => return vmsplice(a as c_int, b as *const _, c, d as c_uint) as c_long,
-            raw::__NR_setsockopt => {
-                return setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as c_uint).into()
-            }
-            raw::__NR_setrlimit => return setrlimit(a as c_uint, b as *const _).into(),
-            raw::__NR_prlimit64 => {
-                return prlimit(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
-            }
             raw::__NR_clone => b,
             raw::__NR_clone3 => *((a + CLONE3_STACK) as *const usize),
             _ => 0,
