@@ -60,7 +60,11 @@ pub fn prepare_process(register: Register) {
 
 /// Threads between [`Turn::handlers_begin`] and [`Turn::handlers_end`], and the signals that each has blocked as it knows: see
 /// [`believed_mask`]. Who finds no place knows what is.
-static AMID: [Amid; 16] = [const { Amid::nobody() }; 16];
+static AMID: [Amid; MOST_AMID] = [const { Amid::nobody() }; MOST_AMID];
+/// libc has them wait for each other in there.
+const MOST_AMID: usize = 256;
+/// How many places are taken.
+static IN_AMID: AtomicUsize = AtomicUsize::new(0);
 
 /// Changed by its thread alone, and by who comes where that has been killed.
 struct Amid {
@@ -76,6 +80,9 @@ impl Amid {
     }
 
     fn of_caller() -> Option<&'static Self> {
+        if IN_AMID.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let block = exit::control_block();
         AMID.iter().find(|amid| {
             amid.block.load(Ordering::Relaxed) == block && amid.thread.load(Ordering::Relaxed) == own_number()
@@ -91,6 +98,7 @@ impl Amid {
         let is_dead =
             |amid: &Self| exit::has_one_namespace() && sys::has_ended(amid.thread.load(Ordering::Relaxed));
         let free = AMID.iter().find(|amid| replaces(amid, 0));
+        IN_AMID.fetch_add(usize::from(free.is_some()), Ordering::Relaxed);
         let amid = free.or_else(|| {
             AMID.iter().find(|amid| is_dead(amid) && replaces(amid, amid.block.load(Ordering::Relaxed)))
         })?;
@@ -102,6 +110,7 @@ impl Amid {
     fn leave(&self) {
         self.thread.store(0, Ordering::Relaxed);
         self.block.store(0, Ordering::Release);
+        IN_AMID.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -218,12 +227,16 @@ fn begin() -> bool {
     nobody_is_called();
     // Others that forked are not here; their control blocks may be those of new threads. The caller has another number.
     let block = exit::control_block();
+    let mut own = 0;
     for amid in &AMID {
-        match amid.block.load(Ordering::Relaxed) == block {
-            true => amid.thread.store(own_number(), Ordering::Relaxed),
-            false => amid.leave(),
+        if amid.block.load(Ordering::Relaxed) == block {
+            amid.thread.store(own_number(), Ordering::Relaxed);
+            own += 1;
+        } else {
+            amid.block.store(0, Ordering::Relaxed);
         }
     }
+    IN_AMID.store(own, Ordering::Relaxed);
     gate::reset();
     // Nobody is here who may have had them.
     TURN.pass_on();
@@ -242,6 +255,11 @@ pub fn shares() -> bool {
 /// Who has the turn to fork; 0: nobody.
 pub fn forker() -> u32 {
     TURN.owner()
+}
+
+/// Was he killed, as a process that shares the memory may be?
+pub fn forker_is_dead() -> bool {
+    exit::has_one_namespace() && sys::has_ended(forker())
 }
 
 /// Is a fork under way that found no engine to ask?
@@ -403,7 +421,9 @@ pub fn cloned(child: Option<u32>) {
 pub fn settle() {
     let Some(keeper) = keeper::active() else { return };
     // During a fork that is so, and whoever forks may wait for this thread, in a handler of fork.
-    let is_so = || keeper.engine.stands_still() && gate::is_open();
+    // Before the keeper attends nothing has left, and it may wait for a fork whose handlers wait for this thread.
+    fence(Ordering::SeqCst);
+    let is_so = || !gate::is_attended() || keeper.engine.stands_still() && gate::is_open();
     const A_MILLISECOND: u64 = 1_000_000;
     // Threads that begin together need no more than one round, or two.
     let round = SETTLED.next();

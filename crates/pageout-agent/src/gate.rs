@@ -8,7 +8,7 @@ use crate::proc::{self, Maps};
 use crate::{fork, heir, program, sys};
 use alloc::boxed::Box;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
@@ -49,6 +49,8 @@ const APART_NAP: i64 = 2_000_000;
 const STATE: u32 = 0xff;
 const NEXT: u32 = STATE + 1;
 static GATE: AtomicU32 = AtomicU32::new(FREE);
+/// See [`is_attended`].
+static ATTENDED: AtomicBool = AtomicBool::new(false);
 /// With [`CLONED`], if he knows it: the child's number, else 0.
 pub static BORN: AtomicU32 = AtomicU32::new(0);
 
@@ -90,9 +92,15 @@ pub fn is_open() -> bool {
     matches!(GATE.load(Ordering::SeqCst) & STATE, GRANTED | GRANTED_OUT | REFUSED)
 }
 
-/// In a fork's child, where nobody asks yet.
+/// In a fork's child, where nobody asks yet, nor answers.
 pub fn reset() {
     GATE.store(FREE, Ordering::Relaxed);
+    ATTENDED.store(false, Ordering::SeqCst);
+}
+
+/// Has the keeper begun to let pages leave? Until then nothing has, and it answers nobody.
+pub fn is_attended() -> bool {
+    ATTENDED.load(Ordering::SeqCst)
 }
 
 /// The keeper's answer to what the gate was; false: who asked is not there any more.
@@ -216,8 +224,8 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps, asked: u32) -> bool {
     true
 }
 
-/// Waits for what the program says of its clone, or for the child to be there; what the gate is then. Where it was killed before it
-/// could say, which leaves the gate as it is, nobody can tell whether it has a child.
+/// Waits for what the program says of its clone, or for the child to be there; what the gate is then. Where who forks was killed
+/// before it could say, which leaves the gate as it is, nobody can tell whether it has a child.
 fn await_clone(gate: u32, is_born: impl Fn() -> bool) -> u32 {
     loop {
         let now = GATE.load(Ordering::Acquire);
@@ -225,7 +233,7 @@ fn await_clone(gate: u32, is_born: impl Fn() -> bool) -> u32 {
             return now;
         }
         let is_over = sys::wait_a_tenth(&GATE, gate, futex::Flags::PRIVATE);
-        if is_over && (is_born() || program::is_gone()) {
+        if is_over && (is_born() || program::is_gone() || fork::forker_is_dead()) {
             return gate;
         }
     }
@@ -265,6 +273,9 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     while fork::goes_on_unasked() {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
     }
+    ATTENDED.store(true, Ordering::SeqCst);
+    // What was pinned by who saw that it is not attended is seen by whoever lets pages leave.
+    fence(Ordering::SeqCst);
     go_on(keeper);
     loop {
         let gate = GATE.load(Ordering::Acquire);

@@ -378,7 +378,7 @@ impl Part {
 
 /// The numbers of KiB behind these names in a file of /proc, in bytes.
 fn fields<const N: usize>(file: &Option<OwnedFd>, names: [&[u8]; N]) -> [u64; N] {
-    let mut text = [0u8; 2048];
+    let mut text = alloc::vec![0; proc::STATUS];
     let text = file.as_ref().and_then(|file| proc::read(file, &mut text)).unwrap_or(&[]);
     names.map(|name| proc::bytes(text, name).unwrap_or(0))
 }

@@ -7,6 +7,9 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::pread;
 
+/// Bytes of a status of /proc: what is looked for comes after the groups of its user, who may be in thousands.
+pub const STATUS: usize = 64 << 10;
+
 /// For reading.
 pub fn opened(path: &CStr) -> Option<OwnedFd> {
     open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()

@@ -149,14 +149,11 @@ fn mark_of(maps: &CStr) -> Option<u64> {
     file
 }
 
-/// Bytes of a status of /proc: what is looked for comes after the groups of its user, who may be in thousands.
-const STATUS: usize = 64 << 10;
-
 /// Is it a keeper, by its name and because no signal reaches it? A program may be called so, too.
 pub fn is_keeper(listed: u32) -> bool {
     // SIGKILL and SIGSTOP cannot be blocked.
     const UNBLOCKED: u64 = 1 << 8 | 1 << 18;
-    let mut status = alloc::vec![0; STATUS];
+    let mut status = alloc::vec![0; proc::STATUS];
     let Some(status) = read_of(listed, "status", &mut status) else { return false };
     let blocked = proc::field(status, b"SigBlk:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     proc::field(status, b"Name:") == Some("pageout") && blocked.is_some_and(|mask| mask | UNBLOCKED == !0)
@@ -167,7 +164,7 @@ fn number_of(listed: u32) -> Option<u32> {
     if keeper::listed() == keeper::program() {
         return Some(listed);
     }
-    let mut status = alloc::vec![0; STATUS];
+    let mut status = alloc::vec![0; proc::STATUS];
     let status = read_of(listed, "status", &mut status)?;
     proc::field(status, b"NSpid:")?.split_whitespace().last()?.parse().ok()
 }

@@ -107,7 +107,7 @@ impl Config {
                 );
             }
             // A later file replaces what an earlier one says, it does not add to it.
-            values.extend(parse(&path, &text)?);
+            values.extend(parse(&path, text.trim_start_matches('\u{feff}'))?);
         }
         values.extend(from_environment(|name| std::env::var_os(name))?);
         for (name, meant) in misspelled(std::env::vars_os().map(|(name, _)| name)) {
@@ -214,6 +214,7 @@ fn from_environment(get: impl Fn(&str) -> Option<OsString>) -> Result<Values> {
         let separator = if name == "swap" { ';' } else { '\0' };
         let written = text
             .split(separator)
+            .filter(|part| separator == '\0' || !part.trim().is_empty())
             .map(|part| Written { text: part.trim().into(), source: Source::Environment(variable.clone()) });
         values.insert(name, written.collect());
     }

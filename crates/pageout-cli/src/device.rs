@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail, Result};
 use pageout::api::{is_missing_disk, reason, safe_directory, Backing, Bytes, Found, Spec, IN_USE};
 use pageout::device;
+use pageout::slot::MAX_SLOTS;
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
 use crate::memory;
@@ -27,6 +28,8 @@ use crate::sys;
 pub const PAGE: u64 = device::PAGE as u64;
 /// Bytes of the smallest device.
 pub const LEAST: Bytes = Bytes(64 << 20);
+/// Bytes of the largest: so many slots have names.
+const MOST: Bytes = Bytes(MAX_SLOTS * PAGE);
 /// Devices are lent to processes in trunks: so many, or more of the largest size. Each process has some that are not
 /// full, and what is in them is nobody else's.
 const TRUNKS: u64 = 256;
@@ -59,6 +62,8 @@ pub struct Device {
     /// What is ours of a file of the user's: as much as its header speaks of, or all. It is emptied at the end, and one
     /// without a header cut back to it.
     held: Option<u64>,
+    /// Processes may have it, and have written there.
+    pub is_on: bool,
     /// It had less room on disk than its length: what it is given it gives back.
     has_holes: bool,
     /// A name that we made.
@@ -102,6 +107,7 @@ impl Device {
             told_full: false,
             header,
             held,
+            is_on: false,
             has_holes,
             made,
         })
@@ -186,7 +192,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let Some(held) = self.held else { return };
+        // What nobody wrote to is as it was, but for what had no room before.
+        let Some(held) = self.held.filter(|held| self.is_on || *held == 0) else { return };
         // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
         let first = if self.header { PAGE } else { 0 };
         if let Err(error) = device::empty(&self.file, first..held, self.has_holes).map_err(io::Error::from) {
@@ -262,6 +269,9 @@ struct Opened {
 impl Opened {
     /// With `dry` nothing is made.
     fn of(spec: &Spec, limit_bytes: u64, dry: bool, warn: Warn<'_>) -> Result<Self> {
+        if let Some(size) = spec.size.filter(|size| *size > MOST) {
+            bail!("--swap: size={size}: too large; the most that works is {MOST}");
+        }
         let mut opened = match &spec.backing {
             Backing::Memory => Self::memory(spec, limit_bytes, dry, warn)?,
             Backing::Unnamed => Self::unnamed(&unnamed_directory()?, spec, dry, warn)?,
@@ -272,6 +282,7 @@ impl Opened {
             },
         };
         is_enough(&opened.name, opened.size)?;
+        opened.size = opened.size.min(MOST);
         let trunk = trunk_clusters(opened.size) * CLUSTER_SLOTS * PAGE;
         opened.size = Bytes(opened.size.0 / trunk * trunk);
         Ok(opened)

@@ -21,7 +21,7 @@ use crate::options::SettingOptions;
 use crate::report::Target;
 use crate::run::LEAST_OPEN_FILES;
 use crate::say;
-use crate::serve::{self, OPEN_FILES_EACH};
+use crate::serve::{self, OPEN_FILES_EACH, OWN_OPEN_FILES};
 use crate::sys;
 
 /// The findings so far.
@@ -199,7 +199,8 @@ fn memory_limits(findings: &mut Findings, config: &Config) {
 
 fn resource_limits(findings: &mut Findings) {
     let (_, files) = sys::limit_of(libc::RLIMIT_NOFILE);
-    let found = format!("at most {files}: enough for some {} processes", files / OPEN_FILES_EACH as u64);
+    let enough = files.saturating_sub(OWN_OPEN_FILES as u64) / OPEN_FILES_EACH as u64;
+    let found = format!("at most {files}: enough for some {enough} processes");
     match files {
         files if files < LEAST_OPEN_FILES => {
             findings.lack("open files", format_args!("at most {files}"), "ulimit -Hn 65536")

@@ -126,6 +126,7 @@ impl Mounts {
             let name = std::iter::once(device.name.clone()).chain(numbered).find(|name| !taken(name));
             device.name = name.expect("there is a name");
         }
+        device.is_on = true;
         self.next_serial += 1;
         self.by_number[number] = Some(Mount::new(device));
         number

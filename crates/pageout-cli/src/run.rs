@@ -221,7 +221,7 @@ fn look_after(
             }
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
-                (number, None) if is_for_us_alone(number) => sys::kill(main, number),
+                (number, None) if !signal.from_process && is_for_us_alone(number) => sys::kill(main, number),
                 (_, None) if signal.from_process => match &mut witness {
                     Some(witness) => witness.ask(signal),
                     None => signal.send_to(main),

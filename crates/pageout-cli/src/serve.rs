@@ -43,7 +43,7 @@ mod told;
 /// Descriptors that a process takes here (socket, pidfd, userfaultfd, and what it leaves to a fork's child), and that the
 /// server itself does.
 pub const OPEN_FILES_EACH: usize = 4;
-const OWN_OPEN_FILES: usize = 32;
+pub const OWN_OPEN_FILES: usize = 32;
 /// How long a process whose keeper has gone may take to go too, before it is taken for stranded.
 const GRACE: Duration = Duration::from_secs(1);
 /// So many messages of one keeper are heard, and so many new ones taken in, before the others have their turn.

@@ -73,8 +73,9 @@ fn summary<'a>(devices: impl Iterator<Item = &'a DeviceView>) -> String {
     for device in devices {
         let (size, used) = (device.size_bytes >> 10, device.used_bytes >> 10);
         let escape = |c: char| match c {
-            '\\' | ' ' | '\0'..='\x1f' | '\x7f' => format!("\\{:03o}", u32::from(c)),
-            _ => c.to_string(),
+            '\\' | ' ' => format!("\\{:03o}", u32::from(c)),
+            c if c.is_control() => format!("\\{:03o}", u32::from(c)),
+            c => c.to_string(),
         };
         let name: String = device.name.chars().map(escape).collect();
         let blanks = " ".repeat(40usize.saturating_sub(name.len()).max(1));

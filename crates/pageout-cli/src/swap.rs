@@ -27,7 +27,10 @@ pub fn on(options: &SwaponOptions) -> Result<i32> {
 
 /// Takes a device from a tree; returns when it has gone. The tree keeps it if we end before.
 pub fn off(options: &SwapoffOptions) -> Result<i32> {
-    let path = absolute(PathBuf::from(&options.name))?;
+    let path = absolute(PathBuf::from(&options.name));
+    // A name without a directory needs none: it may be that of memory.
+    let path =
+        if options.name.is_empty() || options.name.contains('/') { path? } else { path.unwrap_or_default() };
     let (run, _) = runs::one(options.which.run.as_deref())?;
     run.switch(true, &json!({ "name": options.name, "path": path }))?;
     wait(&run, &options.name)

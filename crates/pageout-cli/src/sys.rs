@@ -699,12 +699,21 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Waits for a lock on a file or directory (flock), which goes with what is returned.
+/// Waits for a lock on a file or directory (flock), which goes with what is returned; not for long, since whoever may read it may
+/// have it.
 pub fn lock(path: &Path) -> io::Result<File> {
+    const TRIES: usize = 100;
     let file = File::open(path)?;
-    // SAFETY: takes integers only.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) })?;
-    Ok(file)
+    let mut tries = 1..TRIES;
+    loop {
+        // SAFETY: takes integers only.
+        match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries.next().is_some() => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done.map(|_| file),
+        }
+    }
 }
 
 /// Connects to a `SOCK_SEQPACKET` socket, non-blocking.

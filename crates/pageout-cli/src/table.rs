@@ -42,11 +42,13 @@ fn each<'a>(
 }
 
 fn escaped(cell: &str) -> String {
-    let escape = |byte: u8| match byte {
-        b' ' | b'\\' | 0..=31 | 127 => format!("\\x{byte:02x}"),
-        _ => char::from(byte).to_string(),
+    let escape = |c: char| match c {
+        ' ' | '\\' => format!("\\x{:02x}", u32::from(c)),
+        // A terminal may take those beyond ASCII for its own, too.
+        c if c.is_control() => format!("\\x{:02x}", u32::from(c)),
+        c => c.to_string(),
     };
-    cell.chars().map(|c| if c.is_ascii() { escape(c as u8) } else { c.to_string() }).collect()
+    cell.chars().map(escape).collect()
 }
 
 #[cfg(test)]

@@ -378,6 +378,12 @@ fn files_of_the_user_are_left_as_they_were() {
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
     assert_eq!(fs::metadata(&path).unwrap().len(), (64 << 20) + 4096);
 
+    // Nor is anything, where nothing begins for another reason.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], 4096).unwrap();
+    let before = fs::read(&path).unwrap();
+    let ended = finish(&mut place.pageout(["run", "-s", "swap", "-s", "no/such/directory", "true"]));
+    assert_eq!((ended.status, fs::read(&path).unwrap() == before), (125, true), "{}", ended.err);
+
     let path = place.file("empty", b"", 0o600);
     let ended = finish(&mut place.pageout(["run", "-s", "empty,size=64M", "stat", "-c", "%s", "empty"]));
     assert_eq!(ended.out, format!("{}\n", 64 << 20));
@@ -1065,6 +1071,31 @@ fn why_there_is_no_limit_is_said_once_and_rightly() {
         assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
         assert!(ended.err.contains(why), "{}", ended.err);
     }
+}
+
+/// Of a user of many groups the kernel says what is shared behind these.
+#[test]
+fn what_is_shared_counts_for_a_user_of_many_groups_too() {
+    if !is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let script = "import mmap, os, time\n\
+        m = mmap.mmap(-1, 64 << 20)\n\
+        for o in range(0, 64 << 20, 4096): m[o] = 1\n\
+        if os.fork() == 0: sum(m[o] for o in range(0, 64 << 20, 4096)); time.sleep(1.5); os._exit(0)\n\
+        os.wait()";
+    let groups: Vec<_> = (2_000_000_000..2_000_000_200).map(|group: u32| group.to_string()).collect();
+    let mut command = place.prepared("setpriv");
+    command.arg(format!("--groups={}", groups.join(","))).arg(env!("CARGO_BIN_EXE_pageout"));
+    command.args(["run", "-m", "128M", "-s", "mem,size=1G", "--stats"]).arg(place.path("out"));
+    command.args(["python3", "-c", script]);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    let stats: serde_json::Value = serde_json::from_slice(&fs::read(place.path("out")).unwrap()).unwrap();
+    let shared = |process: &serde_json::Value| process["shared_bytes"].as_u64().unwrap_or(0);
+    let most = stats["processes"].as_array().unwrap().iter().map(shared).max();
+    assert!(most.is_some_and(|most| most > 16 << 20), "{most:?}");
 }
 
 /// The kernel kills all who are in a namespace of process numbers when its first process ends, their keepers too.

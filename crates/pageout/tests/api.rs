@@ -3,7 +3,7 @@
 mod api_support;
 
 use api_support::{fill, mixed, swap_on, verify, LIMIT, MIB, SLACK};
-use pageout::{Advice, Bytes, Error, Swap};
+use pageout::{Advice, Bytes, Delivery, Error, Swap};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
@@ -530,8 +530,44 @@ fn one_device_too_many_is_an_error() {
         let Some(_) = swap() else { return };
         let devices =
             (0..64).fold(Swap::builder().memory(LIMIT), |builder, _| builder.device("mem,size=64M"));
-        assert!(devices.build().is_err());
+        assert!(devices.clone().build().is_err());
+        // With inline delivery the program has the descriptor, too.
+        assert!(devices.delivery(Delivery::Inline).build().is_err());
     });
+}
+
+/// What is refused later than the file was opened emptied it at once, and nobody had written there.
+#[test]
+fn a_file_that_nobody_wrote_to_is_as_it_was() {
+    if swap().is_none() {
+        return;
+    }
+    let directory = directory("refused");
+    let path = directory.join("swap").to_str().unwrap().to_owned();
+    let mut header = vec![0; 4096];
+    let last_page = (64 << 20) / 4096 - 1u32;
+    header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    header[1028..1032].copy_from_slice(&last_page.to_ne_bytes());
+    header[4086..].copy_from_slice(b"SWAPSPACE2");
+    fs::write(&path, [header, vec![7; (64 << 20) - 4096]].concat()).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let before = fs::read(&path).unwrap();
+    let with = |devices: &[&str]| {
+        let builder = Swap::builder().memory(LIMIT);
+        devices.iter().fold(builder, |builder, device| builder.device(*device)).build()
+    };
+    assert!(with(&[&format!("{path},size=1G")]).is_err());
+    assert!(with(&[&path, "/no/such/directory/file"]).is_err());
+    drop(with(&[&path]).unwrap());
+    assert!(fs::read(&path).unwrap() == before);
+    let swap = with(&[&path]).unwrap();
+    let mut region = swap.map(32 * MIB).unwrap();
+    fill(region.as_mut_slice(), 1);
+    verify(region.as_slice(), 1);
+    drop((region, swap));
+    let after = fs::read(&path).unwrap();
+    assert!(after[..4096] == before[..4096] && after[4096..].iter().all(|byte| *byte == 0));
+    fs::remove_dir_all(&directory).unwrap();
 }
 
 /// Who reads all memory by /proc/PID/mem raises no fault: a frame that had just been dropped held zeros, and the engine ended.

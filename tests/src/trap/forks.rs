@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("fork", "the child reads all, the parent goes on writing", fork).may_log(),
@@ -25,6 +25,12 @@ pub const TRAPS: &[Trap] = &[
         "fork-setxid",
         "handlers of fork wait for a thread that changes the group of all threads",
         fork_setxid,
+    )
+    .may_log(),
+    Trap::new(
+        "fork-begins",
+        "a handler of fork waits for a new thread while memory nears the limit",
+        fork_begins,
     )
     .may_log(),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
@@ -1215,6 +1221,32 @@ fn fork_setxid(ctx: &Ctx) -> Outcome {
         }
         changing.join().expect("no panic")
     })
+}
+
+/// What a handler fills: start and length.
+static FILLS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+extern "C" fn fills_and_waits() {
+    let [start, len] = [0, 1].map(|word: usize| FILLS[word].load(Ordering::SeqCst));
+    Span::new(start, len).fill(1);
+    // Long enough for an engine to begin.
+    std::thread::sleep(Duration::from_millis(300));
+    std::thread::spawn(|| ()).join().expect("it does nothing");
+}
+
+/// The fork found no engine to ask; that which begins waits for it, and the new thread for an answer of that.
+fn fork_begins(ctx: &Ctx) -> Outcome {
+    let field = sys::map(2 * ctx.half())?;
+    FILLS[0].store(field.start, Ordering::SeqCst);
+    FILLS[1].store(field.len, Ordering::SeqCst);
+    // SAFETY: a function that stays.
+    let set = unsafe { libc::pthread_atfork(Some(fills_and_waits), None, None) };
+    sys::ret("pthread_atfork", set)?;
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    field.check(1)?;
+    field.fill(2);
+    field.check(2)
 }
 
 /// The first word of the calling thread's mask, after a change.

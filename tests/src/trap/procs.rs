@@ -450,6 +450,9 @@ fn guest_killed(ctx: &Ctx) -> Outcome {
         // SAFETY: a child of ours, not waited for yet.
         unsafe { libc::kill(guest, libc::SIGKILL) };
         sys::wait_status(guest)?;
+        // Who would fork next needs pages first.
+        field.check(1)?;
+        ballast.walk()?;
         let child = sys::fork(|| field.check(1))?;
         sys::wait_for(child, 0)?;
         ballast.walk()?;

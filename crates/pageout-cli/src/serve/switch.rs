@@ -158,6 +158,7 @@ impl Server {
         let (gone, kept) = client.lent.iter().partition(|(of, _)| *of == number);
         client.lent = kept;
         let gone: Vec<Trunk> = gone;
+        gone.iter().for_each(|trunk| self.bequests.forget(*trunk));
         self.mounts.take_back(gone);
         if self.mounts.get_mut(number).is_some_and(|mount| !mount.leaving) {
             // It was too late to tell it that the device stays.

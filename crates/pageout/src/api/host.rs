@@ -192,15 +192,22 @@ impl Host {
         let small = map(frames * PAGE)?;
         let large = map(huge * BLOCK)?;
         let probe = map(2 * PAGE)?;
+        let trunks = Box::new(Trunks::of(&devices));
+        let cpus = thread::available_parallelism().map_or(1, |n| n.get());
+        let devices = devices.into_iter().map(|opened| (opened.config, opened.device));
+        let place = Place::new(cpus, devices, trunks)
+            .map_err(|error| Error::Device { name: "swap".into(), why: std::format!("{error}") })?;
         // From here on the first to be dropped: to unmap what is registered would wait for a reader of events.
         let mut linux = linux;
         // SAFETY: our own page.
         unsafe { (probe.start() as *mut u8).write_volatile(1) };
-        for mapping in [&small, &large, &probe] {
-            linux.register(mapping.start(), mapping.len()).map_err(|errno| Error::Memory {
-                what: "the engine (registering)",
-                len: Bytes(mapping.len() as u64),
-                errno,
+        let registered = [&small, &large, &probe];
+        for (n, mapping) in registered.iter().enumerate() {
+            linux.register(mapping.start(), mapping.len()).map_err(|errno| {
+                // With inline delivery the program has the descriptor, too.
+                registered[..n].iter().for_each(|before| linux.unregister(before.start(), before.len()));
+                let (what, len) = ("the engine (registering)", Bytes(mapping.len() as u64));
+                Error::Memory { what, len, errno }
             })?;
         }
         linux.set_probe(probe.start());
@@ -213,11 +220,6 @@ impl Host {
             huge: plan.max_order >= 9 && HugePages::now() != HugePages::Never,
             zeros: zeros.start(),
         };
-        let trunks = Box::new(Trunks::of(&devices));
-        let cpus = thread::available_parallelism().map_or(1, |n| n.get());
-        let devices = devices.into_iter().map(|opened| (opened.config, opened.device));
-        let place = Place::new(cpus, devices, trunks)
-            .map_err(|error| Error::Device { name: "swap".into(), why: std::format!("{error}") })?;
         let staging = [small.start()..small.end(), large.start()..large.end()];
         let kernel = Managed::new(linux, staging);
         kernel.enlist();

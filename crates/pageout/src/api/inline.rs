@@ -137,7 +137,7 @@ unsafe impl Send for Shared {}
 
 /// Made with the first engine, and there for good: a handler may be about to look. Nobody waits for another thread, which a fork's
 /// child does not have.
-static SHARED: OnceBox<Result<Shared, Errno>> = OnceBox::new();
+static SHARED: OnceBox<Shared> = OnceBox::new();
 
 impl Shared {
     fn new() -> Result<Self, Errno> {
@@ -151,19 +151,21 @@ impl Shared {
     /// Gives a fork's child seats of its own.
     fn clean(&self) -> Result<(), Errno> {
         let state = &self.table.seats;
-        if state.compare_exchange(WIPED, CLEANING, SeqCst, SeqCst).is_ok() {
-            for seat in &self.seats {
-                let new = Seat::new().inspect_err(|_| state.store(WIPED, SeqCst))?;
-                // SAFETY: no engine is here yet, and so nobody sits. What was there is not dropped: the stack is not
-                // in this process.
-                unsafe { seat.get().write(new) };
-            }
-            state.store(CLEAN, SeqCst);
-        }
         let mut backoff = Backoff::new();
-        while state.load(SeqCst) == CLEANING {
+        // Who cleans may find no memory: then the next tries.
+        while let Err(now) = state.compare_exchange(WIPED, CLEANING, SeqCst, SeqCst) {
+            if now == CLEAN {
+                return Ok(());
+            }
             backoff.snooze();
         }
+        for seat in &self.seats {
+            let new = Seat::new().inspect_err(|_| state.store(WIPED, SeqCst))?;
+            // SAFETY: no engine is here yet, and so nobody sits. What was there is not dropped: the stack is not
+            // in this process.
+            unsafe { seat.get().write(new) };
+        }
+        state.store(CLEAN, SeqCst);
         Ok(())
     }
 
@@ -214,9 +216,9 @@ impl Presence {
     /// # Safety
     /// The engine is there as long as this lives.
     pub(super) unsafe fn of(engine: &Engine<Managed>) -> Result<Self, Error> {
-        let refused = |errno| Error::Memory { what: "inline delivery", len: Bytes(0), errno };
-        let shared =
-            SHARED.get_or_init(|| Box::new(Shared::new())).as_ref().map_err(|errno| refused(*errno))?;
+        let len = Bytes((size_of::<Table>() + SEATS * STACK) as u64);
+        let refused = |errno| Error::Memory { what: "inline delivery", len, errno };
+        let shared = SHARED.get_or_try_init(|| Shared::new().map(Box::new)).map_err(refused)?;
         shared.clean().map_err(refused)?;
         shared.install()?;
         let pointer = engine as *const _ as *mut _;
@@ -239,7 +241,7 @@ impl Drop for Presence {
 
 /// Answers a fault at `address` as if this thread had taken it; false: nobody has yet. All signals are blocked, no lock held.
 pub(super) fn answer(engine: &Engine<Managed>, address: usize) -> bool {
-    let Some(Ok(shared)) = SHARED.get() else { unreachable!("an engine without handlers") };
+    let Some(shared) = SHARED.get() else { unreachable!("an engine without handlers") };
     shared.answer(engine, address)
 }
 
@@ -251,7 +253,7 @@ fn thread() -> u32 {
 
 /// In the handler: answers the fault if the address is in a region, on a stack of ours.
 fn is_ours(address: usize) -> bool {
-    let Some(Ok(shared)) = SHARED.get() else { return false };
+    let Some(shared) = SHARED.get() else { return false };
     for slot in &shared.table.slots {
         if slot.engine.load(SeqCst).is_null() {
             continue;

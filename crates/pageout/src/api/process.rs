@@ -30,9 +30,9 @@ impl Process {
 /// A word that is 0 in a fork's child. `None`: no memory.
 fn own() -> Option<&'static AtomicU64> {
     // Nobody waits for another thread, which a fork's child does not have. Who loses a race leaves a page behind.
-    static OWN: OnceBox<Option<&'static AtomicU64>> = OnceBox::new();
+    static OWN: OnceBox<&'static AtomicU64> = OnceBox::new();
     // SAFETY: zeros are a number.
-    *OWN.get_or_init(|| Box::new(unsafe { wiped_in_children() }.ok()))
+    OWN.get_or_try_init(|| unsafe { wiped_in_children() }.map(Box::new)).ok().copied()
 }
 
 #[cfg(test)]

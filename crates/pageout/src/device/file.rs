@@ -8,6 +8,7 @@
 use super::batch::{Plan, BATCH};
 use super::uring::{After, Uring};
 use super::{filesystem::FileSystem, open, raw, Device, Errno, Kind, OpenError, Run, PAGE};
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
 use core::ffi::CStr;
 use core::fmt;
@@ -63,6 +64,7 @@ pub struct FileDevice {
     ring: Lock<Ring>,
     /// What holds nothing any more when the device is dropped, and whether there are holes to be left.
     emptied: Option<(Range<u64>, bool)>,
+    written: AtomicBool,
 }
 
 /// The average length, in bytes, up to which writes to a disk gain by having several in flight.
@@ -103,7 +105,15 @@ impl FileDevice {
             Queue::WhenDirect => direct,
         };
         let ring = if queue { Ring::Wanted } else { Ring::None };
-        Ok(Self { fd, kind, access, queue: options.queue, ring: Lock::new(ring, &RING_LOCKS), emptied: None })
+        Ok(Self {
+            fd,
+            kind,
+            access,
+            queue: options.queue,
+            ring: Lock::new(ring, &RING_LOCKS),
+            emptied: None,
+            written: AtomicBool::new(false),
+        })
     }
 
     /// Creates a file of `size` bytes in `directory` that nobody else can open and that goes with its
@@ -140,7 +150,7 @@ impl FileDevice {
     }
 
     /// Has `room` of a file hold nothing when the device is dropped, as large as the file is now: what was in memory is not to be
-    /// found there. `has_holes`: it has less room on its disk than its length, and is to have no more then.
+    /// found there. Not if nothing was written, but what has no room is cut back to that. `has_holes`: it has less room on its disk than its length, and is to have no more then.
     pub fn empty_at_end(&mut self, room: Range<u64>, has_holes: bool) {
         self.emptied = Some((room, has_holes));
     }
@@ -177,7 +187,9 @@ impl FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        if let Some((room, has_holes)) = self.emptied.take() {
+        let emptied = self.emptied.take();
+        let was_used = |room: &Range<u64>| room.is_empty() || self.written.load(Relaxed);
+        if let Some((room, has_holes)) = emptied.filter(|(room, _)| was_used(room)) {
             let _ = open::empty(&self.fd, room, has_holes);
         }
     }
@@ -212,6 +224,7 @@ impl Device for FileDevice {
 
     unsafe fn write_batch(&self, runs: &[Run], results: &mut [Result<(), Errno>]) {
         debug_assert_eq!(runs.len(), results.len());
+        self.written.store(true, Relaxed);
         for (runs, results) in runs.chunks(BATCH).zip(results.chunks_mut(BATCH)) {
             let plan = Plan::new(runs);
             let mut outcomes = [Err(Errno::AGAIN); BATCH];

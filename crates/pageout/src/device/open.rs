@@ -168,7 +168,10 @@ pub fn discard(file: impl AsFd, is_block_device: bool, at: u64, len: u64) -> Res
 
 /// Overwrites what data there are.
 fn write_zeros(file: BorrowedFd<'_>, room: Range<u64>) -> Result<(), Errno> {
-    static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+    /// As direct I/O wants it.
+    #[repr(align(4096))]
+    struct Zeros([u8; 1 << 16]);
+    static ZEROS: Zeros = Zeros([0; 1 << 16]);
     let mut at = room.start;
     while at < room.end {
         at = match fs::seek(file, fs::SeekFrom::Data(at)) {
@@ -178,8 +181,8 @@ fn write_zeros(file: BorrowedFd<'_>, room: Range<u64>) -> Result<(), Errno> {
         };
         let hole = fs::seek(file, fs::SeekFrom::Hole(at)).unwrap_or(room.end).min(room.end);
         while at < hole {
-            let most = ZEROS.len().min((hole - at) as usize);
-            at += rustix::io::pwrite(file, &ZEROS[..most], at)? as u64;
+            let most = ZEROS.0.len().min((hole - at) as usize);
+            at += rustix::io::pwrite(file, &ZEROS.0[..most], at)? as u64;
         }
     }
     Ok(())

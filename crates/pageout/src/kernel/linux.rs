@@ -3,7 +3,7 @@
 use super::{Event, Fault, Found, Growth, Kernel};
 use crate::call::call;
 use crate::space::{BLOCK, PAGE};
-use crate::sync::timeout;
+use crate::sync::{timeout, Backoff};
 use core::fmt;
 use core::sync::atomic::{
     AtomicU32,
@@ -543,9 +543,18 @@ impl Linux {
         matches!(unsafe { select(fd + 1, Some(&mut set), None, None, timeout) }, Ok(1))
     }
 
-    /// To unregister a part of a mapping may take a mapping more than there may be; this takes none.
+    /// To unregister a part of a mapping may take a mapping more than there may be; this takes none, unless what lies beside it is
+    /// unregistered just now, too, and has become one with it.
     fn register_again(&self, at: usize, len: usize) {
-        self.register(at, len).expect("what was registered until now can be registered");
+        const TRIES: usize = 10_000;
+        let mut backoff = Backoff::new();
+        for _ in 0..TRIES {
+            match self.register(at, len) {
+                Err(Errno::NOMEM) => backoff.snooze(),
+                done => return done.expect("what was registered until now can be registered"),
+            }
+        }
+        panic!("no mapping is left to register what was registered until now");
     }
 
     /// Is all of a range in one mapping for which faults are delivered? Nothing is registered for write protection, so

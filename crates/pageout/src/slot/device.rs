@@ -555,9 +555,9 @@ impl Device {
 
     /// Whether order 0 can have a slot: looks under the locks, so the answer is not a guess.
     pub(super) fn has_room(&self) -> bool {
-        // This lock waits for a trunk that is between fresh and free.
-        let fresh = self.trunks.lock().fresh.lowest().is_some();
-        fresh || self.shards.iter().any(|shard| shard.lock().has_room())
+        // Held over both: it waits for a trunk that is between fresh and free.
+        let mut trunks = self.trunks.lock();
+        trunks.fresh.lowest().is_some() || self.shards.iter().any(|shard| shard.lock().has_room())
     }
 
     /// Every trunk that the device has is fresh again, as after swapon. All slots are free, the device
