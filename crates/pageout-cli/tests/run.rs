@@ -458,14 +458,16 @@ fn statistics() {
     let stream = finish(&mut place.pageout(["run", "--stats", "/dev/stdout", "true"]));
     assert!(serde_json::from_str::<serde_json::Value>(&stream.out).is_ok(), "{}", stream.out);
     // Behind what the program has written, and what was there.
+    let said = |script: &str| {
+        let mut sh = place.prepared("sh");
+        finish(sh.args(["-c", script, env!("CARGO_BIN_EXE_pageout")]).current_dir(place.path(""))).out
+    };
     for to in ["/dev/stdout", "/dev/fd/1"] {
-        let script = format!("echo before > log; \"$0\" run --stats {to} echo amid >> log; cat log");
-        let all = finish(place.prepared("sh").args(["-c", &script, env!("CARGO_BIN_EXE_pageout")]));
-        let json = all.out.strip_prefix("before\namid\n").unwrap_or_else(|| panic!("{}", all.out));
+        let all = said(&format!("echo before > log; \"$0\" run --stats {to} echo amid >> log; cat log"));
+        let json = all.strip_prefix("before\namid\n").unwrap_or_else(|| panic!("{all}"));
         assert!(serde_json::from_str::<serde_json::Value>(json).is_ok(), "{to}: {json}");
-        let script = format!("\"$0\" run --stats {to} echo amid > log; cat log");
-        let all = finish(place.prepared("sh").args(["-c", &script, env!("CARGO_BIN_EXE_pageout")]));
-        assert!(all.out.starts_with("amid\n{"), "{to}: {}", all.out);
+        let all = said(&format!("\"$0\" run --stats {to} echo amid > log; cat log"));
+        assert!(all.starts_with("amid\n{"), "{to}: {all}");
     }
     // What the program ended with is not lost with them.
     let full = finish(&mut place.pageout(["run", "--stats", "/dev/full", "sh", "-c", "exit 3"]));
