@@ -95,16 +95,19 @@ impl Amid {
         let replaces = |amid: &Self, held| {
             amid.block.compare_exchange(held, block, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        let is_dead =
-            |amid: &Self| exit::has_one_namespace() && sys::has_ended(amid.thread.load(Ordering::Relaxed));
         let free = AMID.iter().find(|amid| replaces(amid, 0));
         IN_AMID.fetch_add(usize::from(free.is_some()), Ordering::Relaxed);
         let amid = free.or_else(|| {
-            AMID.iter().find(|amid| is_dead(amid) && replaces(amid, amid.block.load(Ordering::Relaxed)))
+            AMID.iter().find(|amid| amid.is_dead() && replaces(amid, amid.block.load(Ordering::Relaxed)))
         })?;
         amid.mask.store(mask, Ordering::Relaxed);
         amid.thread.store(own_number(), Ordering::Relaxed);
         Some(amid)
+    }
+
+    /// Was who has it killed?
+    fn is_dead(&self) -> bool {
+        exit::has_one_namespace() && sys::has_ended(self.thread.load(Ordering::Relaxed))
     }
 
     fn leave(&self) {
@@ -262,9 +265,10 @@ pub fn forker_is_dead() -> bool {
     exit::has_one_namespace() && sys::has_ended(forker())
 }
 
-/// Is a fork under way that found no engine to ask?
+/// Is a fork under way that found no engine to ask? Before there is one, all who have been killed amid a fork were such.
 pub fn goes_on_unasked() -> bool {
-    UNASKED.load(Ordering::SeqCst) != 0
+    let unasked = UNASKED.load(Ordering::SeqCst);
+    unasked != 0 && unasked as usize > AMID.iter().filter(|amid| amid.is_dead()).count()
 }
 
 /// From so many generations, one of which forked the next, something may be inherited still.

@@ -69,7 +69,8 @@ struct pageout_stats {
  * made without a name; others must not be able to write to the directory of one that is, as to /tmp. With count 0: an unlinked file
  * in $TMPDIR, else in the working directory. A file of PATH that was empty is empty again after pageout_close(); where the
  * process ends without it, it holds what was in memory, and is refused the next time (mkswap makes it fit again).
- * The standard error of now stays open until then, for the engine's last word.
+ * The standard error of now stays open until then, for the engine's last word. What a thread sets for another one's class or CPUs
+ * (sched_setscheduler(), sched_setaffinity()) while that one touches what is out may be lost.
  */
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 

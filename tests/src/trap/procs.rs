@@ -477,24 +477,13 @@ extern "C" fn guest_in_handler(_: *mut c_void) -> c_int {
 }
 
 /// It has the control block of its maker, which took its own mask for the one that the guest believed to have; and nothing left any
-/// more until somebody forked.
+/// more until somebody forked, or ever, where no engine had begun before.
 fn guest_killed_in_handler(ctx: &Ctx) -> Outcome {
+    kill_guest_in_handler()?;
     let (field, mut ballast) = ctx.evicted()?;
-    // SAFETY: a function that stays.
-    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(stays), None, None) })?;
-    let stack = sys::map(256 << 10)?;
-    stack.fill(1);
-    STAYS.store(1, Ordering::SeqCst);
-    let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
-    // SAFETY: the stack is the child's alone.
-    let guest =
-        sys::ret("clone", unsafe { libc::clone(guest_in_handler, top, flags, std::ptr::null_mut()) })?;
-    while STAYS.load(Ordering::SeqCst) != 2 {
-        std::thread::yield_now();
-    }
-    // SAFETY: a child of ours, not waited for yet.
-    unsafe { libc::kill(guest, libc::SIGKILL) };
-    sys::wait_status(guest)?;
+    let there = sys::resident(field)?;
+    ensure!(!sys::under_pageout() || there < field.pages(), "nothing has left");
+    kill_guest_in_handler()?;
     let blocked = |signal: c_int| -> Result<bool, Stop> {
         let status = std::fs::read_to_string("/proc/thread-self/status")?;
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
@@ -521,6 +510,25 @@ fn guest_killed_in_handler(ctx: &Ctx) -> Outcome {
     sys::wait_for(child, 0)?;
     ballast.walk()?;
     field.check(1)
+}
+
+fn kill_guest_in_handler() -> Outcome {
+    // SAFETY: a function that stays.
+    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(Some(stays), None, None) })?;
+    let stack = sys::map(256 << 10)?;
+    stack.fill(1);
+    STAYS.store(1, Ordering::SeqCst);
+    let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+    // SAFETY: the stack is the child's alone.
+    let guest =
+        sys::ret("clone", unsafe { libc::clone(guest_in_handler, top, flags, std::ptr::null_mut()) })?;
+    while STAYS.load(Ordering::SeqCst) != 2 {
+        std::thread::yield_now();
+    }
+    // SAFETY: a child of ours, not waited for yet.
+    unsafe { libc::kill(guest, libc::SIGKILL) };
+    sys::wait_status(guest)?;
+    sys::unmap(stack)
 }
 
 /// Maps, fills and unmaps at one place, by calls that need nothing of libc's.

@@ -113,7 +113,8 @@ fn taken(path: &Path) -> Result<(File, fs::Metadata), String> {
 /// Said of what is another device already.
 pub const IN_USE: &str = "in use by another device, here or of another pageout; name another file";
 
-/// The directory of a file, in which nobody else may put another in its place. The error is as of [`Found::open`].
+/// The directory of a file, refused where others than its owner may put another file in that one's place. The error is as of
+/// [`Found::open`].
 pub fn safe_directory(path: &Path) -> Result<&Path, String> {
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

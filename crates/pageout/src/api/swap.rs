@@ -95,7 +95,8 @@ impl fmt::Debug for Swap {
 /// | a fault from memory | 9 us and more | three fifths of it; several threads at once, as far as there are CPUs |
 /// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
 /// | rights | `/dev/userfaultfd`, or more | none |
-/// | what the program must mind | nothing | the rules below |
+/// | a class or CPUs that another thread sets for one that faults just then | may be lost | as set |
+/// | what the program must mind | nothing else | the rules below |
 ///
 /// It is a property of a whole [`Swap`], since the kernel knows it of a whole userfaultfd; a program may have one of each.
 /// Devices that are not `mem` are read and written by the engine's threads either way, and then little is gained.
