@@ -1060,19 +1060,23 @@ fn why_there_is_no_limit_is_said_once_and_rightly() {
     }
     let place = Place::new();
     let forks = "import os, time\nos.setgid(65534); os.setuid(65534)\n\
-        for i in range(4):\n    if os.fork() == 0: time.sleep(2.5); os._exit(0)\n\
+        for i in range(4):\n    if os.fork() == 0: time.sleep(8); os._exit(0)\n\
         for i in range(4): os.wait()";
     let two_users = "import os\n\
-        if os.fork() == 0: os.setresuid(0, 65534, 0); os.execvp('sleep', ['sleep', '2.5'])\n\
+        if os.fork() == 0: os.setresuid(0, 65534, 0); os.execvp('sleep', ['sleep', '8'])\n\
         os.wait()";
     let another = "runs as another user than pageout (65534), who cannot reach its run";
-    for (script, any_user, why) in [(forks, None, another), (two_users, Some("--any-user"), "two users")] {
+    let is_told = |script: &str, any_user: Option<&'static str>, why: &str| {
         let arguments = ["run", "-m", "60M", "-s", "mem,size=64M"].into_iter().chain(any_user);
         let arguments = arguments.chain(["python3", "-c", script]);
         let ended = finish(place.pageout(arguments).env_remove("PAGEOUT_AGENT"));
         assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
         assert!(ended.err.contains(why), "{}", ended.err);
-    }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| is_told(forks, None, another));
+        is_told(two_users, Some("--any-user"), "two users");
+    });
 }
 
 /// Of a user of many groups the kernel says what is shared behind these.

@@ -8,8 +8,12 @@ use std::fs::{set_permissions, File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 const SIZE: u64 = 1 << 20;
+
+/// One test at a time: the child in which one begins a tool has all that is open here until it executes that, locks too.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs a tool; what it printed, or nothing, and a line that says so, where it is not installed.
 fn tool(name: &str, arguments: &[&str], file: &Path) -> Option<String> {
@@ -40,6 +44,7 @@ fn refused(path: &Path) -> String {
 
 #[test]
 fn what_mkswap_writes_is_read() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scratch = Scratch::new("mkswap");
     let path = scratch.0.join("swap");
     let file = create(&path);
@@ -62,6 +67,7 @@ fn what_mkswap_writes_is_read() {
 
 #[test]
 fn other_page_sizes_are_named() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scratch = Scratch::new("pagesize");
     let path = scratch.0.join("swap");
     create(&path);
@@ -72,6 +78,7 @@ fn other_page_sizes_are_named() {
 
 #[test]
 fn files_that_others_may_use_are_refused() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scratch = Scratch::new("rights");
     let path = scratch.0.join("swap");
     let name = path.display();
