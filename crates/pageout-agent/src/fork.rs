@@ -107,7 +107,7 @@ impl Amid {
 
     /// Was who has it killed?
     fn is_dead(&self) -> bool {
-        exit::has_one_namespace() && sys::has_ended(self.thread.load(Ordering::Relaxed))
+        was_killed(self.thread.load(Ordering::Relaxed))
     }
 
     fn leave(&self) {
@@ -260,9 +260,14 @@ pub fn forker() -> u32 {
     TURN.owner()
 }
 
+/// Was who shares the memory killed, as far as its number says so here (0: nobody)?
+fn was_killed(thread: u32) -> bool {
+    exit::has_one_namespace() && sys::has_ended(thread)
+}
+
 /// Was he killed, as a process that shares the memory may be?
 pub fn forker_is_dead() -> bool {
-    exit::has_one_namespace() && sys::has_ended(forker())
+    was_killed(forker())
 }
 
 /// Is a fork under way that found no engine to ask? Before there is one, all who have been killed amid a fork were such.

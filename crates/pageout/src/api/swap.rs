@@ -143,7 +143,8 @@ pub struct Builder {
 impl Builder {
     /// The limit: resident memory that all regions together may have, the engine's frames included. At least
     /// [`LEAST_MEMORY`]. What else the program has is not counted, nor what the engine knows of pages: 0.7 % of what
-    /// was touched, up to 13 KiB for a page far from all others, and some MiB. Faults may go beyond the limit by some MiB for some milliseconds.
+    /// was touched, up to 13 KiB for a page far from all others, and some MiB. Faults may go beyond the limit by some MiB for some
+    /// milliseconds.
     pub fn memory(mut self, limit: Bytes) -> Self {
         self.memory = limit;
         self

@@ -150,7 +150,8 @@ impl FileDevice {
     }
 
     /// Has `room` of a file hold nothing when the device is dropped, as large as the file is now: what was in memory is not to be
-    /// found there. Not if nothing was written, but what has no room is cut back to that. `has_holes`: it has less room on its disk than its length, and is to have no more then.
+    /// found there. Not if nothing was written, but what has no room is cut back to that. `has_holes`: it has less room on its disk
+    /// than its length, and is to have no more then.
     pub fn empty_at_end(&mut self, room: Range<u64>, has_holes: bool) {
         self.emptied = Some((room, has_holes));
     }

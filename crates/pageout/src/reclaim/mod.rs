@@ -415,11 +415,13 @@ impl<K: Kernel> Engine<K> {
         dropped
     }
 
-    /// A huge frame that is filled in part is to be a hole: if it cannot be now, that is tried again.
-    pub(crate) fn give_up_huge(&self, huge: u32, filled: usize) {
-        if !self.drop_huge_frame(huge, filled) {
+    /// As [`Engine::drop_huge_frame`], of one that is filled in part. `false`: it is tried again.
+    pub(crate) fn give_up_huge(&self, huge: u32, filled: usize) -> bool {
+        let dropped = self.drop_huge_frame(huge, filled);
+        if !dropped {
             self.frames.huge_left(huge, filled);
         }
+        dropped
     }
 
     /// As [`Engine::drop_chunk`], a huge frame, of which `filled` pages are filled.

@@ -4,7 +4,8 @@
 //! [`Lessor`] is asked, by whoever lets pages leave: also by a fault that makes room by itself. It asks for no memory.
 //!
 //! Devices come and go. One that has slots in use stays, so whoever reads or writes slots that a page names finds
-//! their device; the lock of its number is held to look, and while one comes, is on its way off, or goes. It comes before all locks of `slot`.
+//! their device; the lock of its number is held to look, and while one comes, is on its way off, or goes. It comes before all
+//! locks of `slot`.
 
 use crate::device::Device;
 use crate::flaw::{makes, Flaw};

@@ -454,7 +454,7 @@ impl<K: Kernel> Engine<K> {
             Buffer::Huge(huge) if whole => self.frames.huge_emptied(*huge),
             // Nothing was tried with a part of it, which would have split it.
             Buffer::Huge(huge) if i == 0 => self.frames.huge_filled(*huge),
-            Buffer::Huge(huge) => self.give_up_huge(*huge, BLOCK_PAGES - consumed),
+            Buffer::Huge(huge) => _ = self.give_up_huge(*huge, BLOCK_PAGES - consumed),
             Buffer::Small(_) => {}
         }
         (brought, whole, i)

@@ -514,12 +514,7 @@ impl<K: Kernel> Engine<K> {
         for (frame, filled) in full.chain(out.executable.take()) {
             self.drop_executable(Part { frame, count: filled as u32 });
         }
-        while let Some((huge, filled)) = self.frames.take_huge_left() {
-            if !self.drop_huge_frame(huge, filled) {
-                self.frames.huge_left(huge, filled);
-                break;
-            }
-        }
+        while self.frames.take_huge_left().is_some_and(|(huge, filled)| self.give_up_huge(huge, filled)) {}
         for (huge, filled, whole) in out.huge.drain(..) {
             if whole {
                 self.frames.huge_filled(huge);
