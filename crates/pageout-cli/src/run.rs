@@ -130,7 +130,8 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     inherited.let_go();
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
-    server.set_main(main, name.to_string_lossy().into_owned());
+    let not_ours = earlier.iter().map(|process| process.pid).collect();
+    server.set_main(main, name.to_string_lossy().into_owned(), not_ours);
     let strays = Strays::new(&config, &agent, server.socket_path(), &earlier);
     let status = look_after(main, (&signals, witness), &mut server, strays);
     server.close();
@@ -202,8 +203,7 @@ fn look_after(
                 let patient = deserted.get_or_insert_with(Instant::now).elapsed() < patience;
                 // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
                 // do without us, however long it takes.
-                let more = server.awaits_heirs()
-                    || patient && tree::has_children_but(&(&server.known() | &strays.earlier()));
+                let more = server.awaits_heirs() || patient && tree::has_children_but(&server.known());
                 if !more && (server.is_idle() || !patient) {
                     return Ok(status);
                 }
@@ -238,6 +238,7 @@ fn look_after(
             signal.send_to(main);
         }
         while let Some((pid, status)) = sys::reap() {
+            server.was_reaped(pid);
             if pid == main {
                 (ended, witness) = (Some(status), None);
                 // SIGTERM asks for nothing else; the others may have asked for something long ago.

@@ -7,36 +7,36 @@
 //! Never waits for a process: sends and receives do not block, so one that is stopped stops nobody else.
 
 use std::collections::HashSet;
-use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
-use pageout::api::{reason, Bytes};
-use pageout::slot::Entry;
-use pageout::stats::STATS_BYTES;
+use pageout::api::Bytes;
 use pageout::wire::{Kind, Message, Settings, BYE_ASIDE, BYE_EXEC, BYE_STOP, NONE, VERSION};
 
+use self::client::{new_stats, speaks_for, welcome, Asked, Client, Connection, Leaving};
+pub use self::listener::probe_socket;
+use self::listener::{is_below_us, listen, Listener};
 use self::told::Told;
-use crate::bequests::{Bequest, Bequests};
+use crate::bequests::Bequests;
 use crate::device::{Device, PAGE};
-use crate::directory::{self, Reach};
+use crate::directory::Reach;
 use crate::memory;
 use crate::mounts::Mounts;
-use crate::report::{Counters, Report};
+use crate::report::Report;
 use crate::say;
 use crate::seats::Seats;
-use crate::sys::{self, Mapping, PidFd};
+use crate::sys;
 use crate::tree::{self, Process};
 use crate::trunks::Trunk;
 use crate::unlimited::{Unlimited, Why};
 use crate::view::{DeviceView, ProcessView, State, View};
 
+mod client;
+mod listener;
 mod switch;
 mod told;
 
@@ -86,180 +86,9 @@ pub struct Server {
     report: Report,
     /// The program that the run is for: number and name.
     program: (i32, String),
+    /// Children that we had before it.
+    earlier: HashSet<i32>,
     started: Instant,
-}
-
-/// The socket and its name, which goes when it goes.
-#[derive(Debug)]
-struct Listener {
-    socket: OwnedFd,
-    path: PathBuf,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// A keeper that is there.
-#[derive(Debug)]
-struct Connection {
-    socket: OwnedFd,
-    /// Number of the process at the other end, as the kernel knows it.
-    peer: i32,
-    /// Its user.
-    uid: u32,
-    /// It is no keeper: it only looks.
-    looks: bool,
-    /// Set by `Hello`.
-    client: Option<Client>,
-    /// Reason of the `Bye`, if it came.
-    bye: Option<u64>,
-    /// Serial of the device that it switches off.
-    switching: Option<u64>,
-    /// What it is to inherit, and whether somebody has left that is not known yet.
-    asks: Option<Asked>,
-}
-
-impl Connection {
-    /// Whether it could not be answered, and is there.
-    fn is_over(&self, answered: Result<()>) -> bool {
-        let Err(error) = answered else { return false };
-        match error.downcast_ref::<io::Error>().map(io::Error::kind) {
-            // It ended before it had its answer.
-            Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => return false,
-            // Who only looks and does not read is not waited for.
-            Some(io::ErrorKind::WouldBlock) if self.looks => {}
-            _ => say::warning(format_args!("process {}: {error:#}; no longer served", self.peer)),
-        }
-        true
-    }
-}
-
-/// A fork's child came before its parent was heard of what it has left, which was said before the child was made.
-#[derive(Debug)]
-struct Asked {
-    number: u64,
-    /// Whoever had said something by then has had a turn.
-    is_late: bool,
-}
-
-/// A process that is served.
-#[derive(Debug)]
-struct Client {
-    /// No other has it, ever; a process that executes another program is another client.
-    id: u64,
-    pid: i32,
-    name: String,
-    /// The namespace of process numbers that it is in, if that is not ours.
-    namespace: Option<PathBuf>,
-    /// None if it had ended already when it said hello.
-    pidfd: Option<PidFd>,
-    stats: Mapping,
-    /// Its place among those that share the limit.
-    seat: Option<usize>,
-    /// (device number, trunk).
-    lent: Vec<Trunk>,
-    /// What it reads from.
-    inherited: Vec<Rc<Bequest>>,
-    /// Devices that it was given and that are not gone from it, by their numbers; and those of them that it was told
-    /// to let go.
-    has: u64,
-    told: u64,
-    /// The registration of its memory, from `Holding` on.
-    held: Option<OwnedFd>,
-    /// It was said that some of its data are lost, by a device or as it was to be unmapped, and that some could not be written.
-    told_loss: bool,
-    told_refusal: bool,
-    told_unwritten: bool,
-}
-
-impl Client {
-    fn has_ended(&self) -> bool {
-        self.pidfd.as_ref().is_none_or(PidFd::has_ended)
-    }
-
-    /// As it calls itself now.
-    fn name_now(&self) -> String {
-        let now = Process::of(self.pid).map(|process| process.name);
-        // Its number may be another's by now.
-        now.filter(|_| !self.has_ended()).unwrap_or_else(|| self.name.clone())
-    }
-
-    /// Is it in a PID namespace whose init ends? All others there, and its keepers, are killed by the kernel then.
-    fn ends_with_its_namespace(&self) -> bool {
-        self.namespace.as_deref().is_some_and(tree::namespace_ends)
-    }
-
-    /// The memory is that of the process that its keeper, `peer`, calls so.
-    fn is_now(&mut self, said: u64, (peer, uid): (i32, u32)) -> Result<()> {
-        let (pid, name, pidfd, namespace) = identify(said, peer);
-        speaks_for(pid, uid)?;
-        (self.pid, self.name, self.pidfd, self.namespace) = (pid, name, pidfd, namespace);
-        Ok(())
-    }
-
-    /// Says once for each cause why it may get SIGBUS, and once why it may go beyond its limit. `keeper`, if it is there.
-    fn tell_of_errors(&mut self, keeper: Option<i32>, mounts: &Mounts) {
-        let stats = self.stats.stats();
-        let (lost, unwritten) = (stats.poisoned.load(Relaxed) > 0, stats.write_errors.load(Relaxed) > 0);
-        if unwritten && !std::mem::replace(&mut self.told_unwritten, true) {
-            let most = keeper.map(|pid| sys::limit_for(pid, libc::RLIMIT_FSIZE).0);
-            let look = match most {
-                Some(most) if most != libc::RLIM_INFINITY => {
-                    let most = Bytes(most);
-                    format!("it may write files up to {most}, and so swap, memory too: raise ulimit -Hf")
-                }
-                _ if mounts.iter().all(|(_, mount)| mount.device.is_memory()) => {
-                    "swap is memory itself, and there may be no more of that: look at what the control group or the \
-                     machine has left, or give a file with -s"
-                        .into()
-                }
-                _ => "look whether its file system is full or read-only, and for errors of the disk (dmesg)"
-                    .into(),
-            };
-            say::warning(format_args!(
-                "{} ({}): some of its memory could not be written to swap and goes elsewhere, or stays, beyond the \
-                 limit if need be; {look}",
-                self.pid, self.name
-            ));
-        }
-        if lost && !std::mem::replace(&mut self.told_loss, true) {
-            let first = Entry::from_raw(stats.lost_at.load(Relaxed)).and_then(|entry| {
-                let name = mounts.name_of(entry.device()?.index())?;
-                Some(format!(" (first: {name} at byte {})", entry.offset_bytes()))
-            });
-            say::error(format_args!(
-                "{} ({}): some of its memory cannot be read back from swap as it was{}, and raises SIGBUS where it is \
-                 touched; look for errors of the disk (dmesg), and whether somebody changed a swap file",
-                self.pid,
-                self.name,
-                first.unwrap_or_default()
-            ));
-        }
-        let refused = stats.unmap_refused.load(Relaxed) > 0;
-        if refused && !std::mem::replace(&mut self.told_refusal, true) {
-            say::error(format_args!(
-                "{} ({}): some of its memory is lost, and raises SIGBUS where it is touched: it was in swap when the \
-                 kernel refused to unmap it; look where it unmaps, or maps over, what it has sealed (mseal), and raise \
-                 ulimit -v",
-                self.pid, self.name
-            ));
-        }
-    }
-
-    fn counters(&self) -> Counters {
-        Counters::of(self.stats.stats(), self.pid)
-    }
-}
-
-/// A process that has no keeper any more and has not ended yet.
-#[derive(Debug)]
-struct Leaving {
-    client: Client,
-    /// When it is taken for stranded; none when it was killed already.
-    deadline: Option<Instant>,
 }
 
 /// What the server waits for, in the order in which `poll` is asked.
@@ -295,6 +124,7 @@ impl Server {
             called_in: Instant::now(),
             oom_kills: memory::oom_kills(),
             program: (0, String::new()),
+            earlier: HashSet::new(),
             started: Instant::now(),
         })
     }
@@ -304,10 +134,16 @@ impl Server {
         &self.listener.path
     }
 
-    /// The program that the run is for.
-    pub fn set_main(&mut self, pid: i32, name: String) {
+    /// The program that the run is for, and the children that we had before, which are not of the run.
+    pub fn set_main(&mut self, pid: i32, name: String, earlier: HashSet<i32>) {
         self.report.set_main(pid);
         self.program = (pid, name);
+        self.earlier = earlier;
+    }
+
+    /// A child of ours was waited for: another may have its number.
+    pub fn was_reaped(&mut self, pid: i32) {
+        self.earlier.remove(&pid);
     }
 
     /// All who are served.
@@ -349,13 +185,13 @@ impl Server {
         &mut self.report
     }
 
-    /// Processes that are accounted for: those that are served or need not be, and their keepers.
+    /// Processes that are accounted for: those that are served or need not be, their keepers, and who is not of the run.
     pub fn known(&self) -> HashSet<i32> {
         let clients = self.clients().map(|client| client.pid);
         let keepers =
             self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
         let aside = self.unlimited.living(|why| why == Why::Aside).into_iter().map(|process| process.pid);
-        clients.chain(keepers).chain(aside).collect()
+        clients.chain(keepers).chain(aside).chain(self.earlier.iter().copied()).collect()
     }
 
     /// These have no keeper of ours, and get none: what they have counts.
@@ -405,7 +241,7 @@ impl Server {
             watched.push((connection.socket.as_fd(), libc::POLLIN));
             what.push(Watched::Connection(index));
         }
-        for pidfd in self.leaving.iter().filter_map(|l| l.client.pidfd.as_ref()) {
+        for pidfd in self.leaving.iter().filter_map(|l| l.client.hold.descriptor()) {
             watched.push((pidfd.as_fd(), libc::POLLIN));
             what.push(Watched::Leaving);
         }
@@ -559,7 +395,7 @@ impl Server {
                 self.bequests.forget(lent);
                 self.mounts.take_back([lent]);
             }
-            (Some(Kind::Bequest), Some(_)) => return self.keep_bequest(index, message.a, fds),
+            (Some(Kind::Bequest), Some(_)) => self.keep_bequest(index, message.a, fds),
             (Some(Kind::Cancel), Some(_)) => {
                 self.bequests.cancel(message.a);
                 self.take_back([]);
@@ -671,16 +507,20 @@ impl Server {
     }
 
     /// Keeps what a process has out for a child of its fork, if there is room for it.
-    fn keep_bequest(&mut self, index: usize, number: u64, fds: Vec<OwnedFd>) -> Result<()> {
+    fn keep_bequest(&mut self, index: usize, number: u64, fds: Vec<OwnedFd>) {
         // What others are to bring has room only if this leaves it, and so do those who are to inherit.
         let heirs = (self.bequests.awaited() + 1) * OPEN_FILES_EACH;
         let has_room = self.files_spoken_for(self.bequests.files() + 1) + heirs <= self.open_files;
-        let Some(client) = &self.connections[index].client else { return Ok(()) };
-        let Some(file) = fds.into_iter().next().filter(|_| has_room) else {
-            self.told.heirless(client);
-            return Ok(());
+        let Some(client) = &self.connections[index].client else { return };
+        let kept = match fds.into_iter().next().filter(|_| has_room) {
+            Some(file) => {
+                let forks = (client.id, self.heard);
+                self.bequests.keep(number, forks, file, &client.lent, &client.inherited)
+            }
+            None => Err(anyhow!("too many open files; raise the limit (ulimit -n)")),
         };
-        self.bequests.keep(number, (client.id, self.heard), file, &client.lent, &client.inherited)
+        // The child, if it comes, is told that there is nothing; its parent goes on.
+        kept.unwrap_or_else(|why| self.told.heirless(client, &why));
     }
 
     /// Answers who looks. The processes of the tree may be another user's; they see nothing.
@@ -740,7 +580,7 @@ impl Server {
         }
         let deadline = match connection.bye {
             Some(BYE_STOP) => {
-                kill(&client);
+                client.hold.kill();
                 None
             }
             _ => Some(Instant::now() + GRACE),
@@ -757,7 +597,7 @@ impl Server {
                 continue;
             }
             leaving.deadline = None;
-            kill(client);
+            client.hold.kill();
         }
         for leaving in std::mem::take(&mut self.leaving) {
             match leaving.client.has_ended() {
@@ -868,108 +708,4 @@ impl Server {
         self.mounts.settle_disks();
         self.report.set_lost(self.mounts.iter().map(|(_, mount)| mount.lent().0).sum());
     }
-}
-
-/// Is who connected of the tree? Its number may be another's if it has ended.
-fn is_below_us(socket: BorrowedFd<'_>, peer: i32) -> bool {
-    let me = std::process::id() as i32;
-    tree::descends_from(peer, me) && PidFd::of_peer(socket).is_ok_and(|peer| !peer.has_ended())
-}
-
-/// May a keeper of user `uid` speak for a process? It is killed if its keeper ends without a word: another's is not his to kill.
-fn speaks_for(pid: i32, uid: u32) -> Result<()> {
-    match uid == sys::euid() || tree::user_of(pid).is_none_or(|user| user == uid) {
-        true => Ok(()),
-        false => Err(anyhow!("of user {uid}, speaks for process {pid} of another")),
-    }
-}
-
-fn kill(client: &Client) {
-    if let Some(pidfd) = &client.pidfd {
-        pidfd.kill(libc::SIGKILL);
-    }
-}
-
-/// The process that `peer` calls so: number, name, and a hold on it.
-fn identify(said: u64, peer: i32) -> (i32, String, Option<PidFd>, Option<PathBuf>) {
-    let said = i32::try_from(said).unwrap_or(0);
-    // One whose number cannot be found out is watched by the one that speaks for it.
-    let pid = tree::translate(said, peer).unwrap_or(peer);
-    let name = Process::of(pid).map_or_else(|| "?".into(), |process| process.name);
-    // Who is in our namespace calls it as we do.
-    let namespace = if pid == said { None } else { tree::namespace(pid) };
-    (pid, name, PidFd::open(pid).ok(), namespace)
-}
-
-/// What is kept of a process that says hello, and the file of its counters.
-fn welcome(hello: &Message, peer: i32, seats: &mut Seats, id: u64) -> Result<(Client, std::fs::File)> {
-    let (pid, name, pidfd, namespace) = identify(hello.a, peer);
-    let (file, stats) = new_stats()?;
-    let seat = seats.take();
-    let (lent, inherited) = (Vec::new(), Vec::new());
-    let client = Client {
-        id,
-        pid,
-        name,
-        namespace,
-        pidfd,
-        stats,
-        seat,
-        lent,
-        has: 0,
-        told: 0,
-        inherited,
-        held: None,
-        told_loss: false,
-        told_refusal: false,
-        told_unwritten: false,
-    };
-    Ok((client, file))
-}
-
-fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
-    let file = sys::memfd(c"pageout-stats", STATS_BYTES as u64, true)?;
-    let mapping = Mapping::of(&file, STATS_BYTES)?;
-    Ok((file, mapping))
-}
-
-/// Whether a run could listen, and in which directory.
-pub fn probe_socket(reach: Reach) -> Result<PathBuf> {
-    listen(reach).map(|listener| listener.path.parent().expect("a file in a directory").to_owned())
-}
-
-/// A socket named by our process number in the runtime directory; sweeps out those of runs that were killed. One at a
-/// time: a socket that is bound and does not listen yet refuses as one does that was left behind.
-fn listen(reach: Reach) -> Result<Listener> {
-    let directory = directory::ready_runtime(reach)?;
-    let _turn = sys::lock(&directory).ok();
-    for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let is_socket = path.extension().is_some_and(|extension| extension == "sock");
-        let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
-        if is_socket && sys::connect_to(&path).is_err_and(refused) {
-            let _ = fs::remove_file(&path);
-        }
-    }
-    let pid = std::process::id();
-    // Another container with the same directory may have the same process number.
-    let names = std::iter::once(format!("{pid}.sock")).chain((1..10).map(|n| format!("{pid}-{n}.sock")));
-    let mut last = None;
-    for path in names.map(|name| directory.join(name)) {
-        match sys::listen_at(&path) {
-            Ok(socket) => {
-                let listener = Listener { socket, path };
-                if reach == Reach::Any {
-                    // Whoever connects is looked at: see `accept`.
-                    fs::set_permissions(&listener.path, Permissions::from_mode(0o666))
-                        .map_err(|e| anyhow!("{}: {}", listener.path.display(), reason(&e)))?;
-                }
-                return Ok(listener);
-            }
-            Err(error) => last = Some((path, error)),
-        }
-    }
-    let (path, error) = last.expect("there is a name");
-    let why = reason(&error);
-    Err(anyhow!("{}: cannot listen: {why}; set XDG_RUNTIME_DIR to a short path of your own", path.display()))
 }

@@ -96,11 +96,6 @@ impl Strays {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Those that are not ours to judge, by number.
-    pub fn earlier(&self) -> HashSet<i32> {
-        self.earlier.iter().map(|(pid, _)| *pid).collect()
-    }
-
     /// The program has ended, and may have left somebody who is not known yet; or nobody, so not at once.
     pub fn look_soon(&mut self) {
         (self.interval, self.next) = (SHORTEST, Instant::now() + SOON);

@@ -568,7 +568,7 @@ pub fn leads_session() -> bool {
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 
-/// Sends a signal to a process that we have not reaped.
+/// Sends a signal to the process that has this number now.
 pub fn kill(pid: i32, signal: i32) {
     // SAFETY: takes integers only.
     unsafe { libc::kill(pid, signal) };

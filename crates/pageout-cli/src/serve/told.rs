@@ -57,11 +57,10 @@ impl Told {
     }
 
     /// A bequest of this process cannot be kept.
-    pub(super) fn heirless(&mut self, client: &Client) {
+    pub(super) fn heirless(&mut self, client: &Client, why: &anyhow::Error) {
         if !std::mem::replace(&mut self.heirless, true) {
             say::warning(format_args!(
-                "{} ({}): the child of a fork cannot be given what is swapped out: too many open files; raise the limit \
-                 (ulimit -n)",
+                "{} ({}): the child of a fork cannot be given what is swapped out: {why:#}",
                 client.pid, client.name
             ));
         }
