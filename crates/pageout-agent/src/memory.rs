@@ -180,10 +180,10 @@ pub fn map_executable(len: usize) -> Result<usize, Errno> {
 
 fn open(len: usize, align: usize, access: MprotectFlags) -> Result<usize, Errno> {
     let start = take(len, align)?;
+    // Before there is access: the program may have locked the reservation (mlockall), and all of it would be filled.
+    keep_for_us(start, len);
     // SAFETY: nobody else's addresses.
     let opened = unsafe { mm::mprotect(start as *mut _, len, access) };
-    // The program may have locked the reservation (mlockall), and then it would never move.
-    keep_for_us(start, len);
     opened.map(|()| start).inspect_err(|_| unmap(start, len))
 }
 

@@ -7,8 +7,8 @@
 
 use crate::fault::crowd::Crowd;
 use crate::fault::order::Orders;
+use crate::fault::pending::Pending;
 use crate::fault::stream::Streams;
-use crate::fault::Pending;
 use crate::frame::Frames;
 use crate::kernel::{Event, Found, Kernel};
 use crate::page::Tag;
@@ -175,6 +175,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) mend_after: AtomicU64,
     /// Others have touched holes among the frames, and may have filled them.
     pub(crate) touched: AtomicBool,
+    /// Until when (ns) frames are not unlocked again for pages that MOVE refuses: these are locked themselves.
+    pub(crate) unlock_after: AtomicU64,
     /// Nothing leaves while it is set ([`Engine::stand_still`]).
     pub(crate) still: AtomicBool,
     /// So many wait for an event to be over.
@@ -246,6 +248,7 @@ impl<K: Kernel> Engine<K> {
             rest_until: AtomicU64::new(0),
             mend_after: AtomicU64::new(0),
             touched: AtomicBool::new(false),
+            unlock_after: AtomicU64::new(0),
             still: AtomicBool::new(false),
             held_up: AtomicU32::new(0),
             grown: AtomicU32::new(0),

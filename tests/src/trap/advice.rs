@@ -42,6 +42,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mlock-grows-over", "locked memory grows by a move over memory that is out", mlock_grows_over),
     Trap::new("mlock-grew", "what is out moves to where locked memory has grown and gone", mlock_grew),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
+    Trap::new("mlockall-past", "locks all that there is past libc, while it is out", mlockall_past).may_log(),
+    Trap::new("mlockall-past-early", "the same before anything left", mlockall_past_early).may_log(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
     Trap::new("mlockall-refused", "locks all that there is, which is more than it may", mlockall_refused),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),
@@ -512,6 +514,59 @@ fn mlockall_current(ctx: &Ctx) -> Outcome {
     sys::ret("munlockall", unsafe { libc::munlockall() })?;
     ballast.walk()?;
     field.check(3)
+}
+
+/// As what looks libc's up by itself does (JNA).
+fn mlockall_past_libc(flags: c_int) -> Result<(), Stop> {
+    let result: isize;
+    // SAFETY: takes a number.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_mlockall as isize => result,
+            in("rdi") flags,
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    match result {
+        0 => Ok(()),
+        errno => Err(Stop::Skip(format!("mlockall: {}", std::io::Error::from_raw_os_error(-errno as i32)))),
+    }
+}
+
+/// What is mapped afterwards can leave, and once it is unlocked everything.
+fn mlockall_past(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    for flags in [libc::MCL_CURRENT, libc::MCL_CURRENT | libc::MCL_ONFAULT] {
+        mlockall_past_libc(flags)?;
+        field.check(1)?;
+        let fresh = sys::map(field.len)?;
+        for generation in 2..4 {
+            fresh.fill(generation);
+            field.check(1)?;
+            ballast.walk()?;
+            fresh.check(generation)?;
+        }
+        // SAFETY: has no conditions.
+        sys::ret("munlockall", unsafe { libc::munlockall() })?;
+        sys::unmap(fresh)?;
+        // What could not leave is tried again now and then.
+        let since = Instant::now();
+        while sys::under_pageout() && sys::resident(field)? > field.pages() / 2 {
+            ensure!(since.elapsed() < Duration::from_secs(30), "what was locked stays");
+            ballast.walk()?;
+        }
+    }
+    field.check(1)
+}
+
+fn mlockall_past_early(ctx: &Ctx) -> Outcome {
+    mlockall_past_libc(libc::MCL_CURRENT)?;
+    let (field, mut ballast) = ctx.evicted()?;
+    field.check(1)?;
+    ballast.walk()?;
+    field.check(1)
 }
 
 fn locked_bytes() -> Result<usize, Stop> {

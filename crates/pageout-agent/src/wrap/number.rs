@@ -232,8 +232,8 @@ unsafe extern "C" fn wrapped_by_number(
             raw::__NR_seccomp => {
                 const SET_STRICT: usize = 0;
                 const SET_FILTER: usize = 1;
-                // The others, and one without a filter, only ask.
-                if a == SET_STRICT || a == SET_FILTER && c != 0 {
+                // The others, and one without a filter or that is refused, only ask (libseccomp does so).
+                if a == SET_STRICT && b == 0 && c == 0 || a == SET_FILTER && c != 0 {
                     FILTERED.store(true, Ordering::SeqCst);
                 }
                 answer(sys::call(number as u32, a, b, c, 0))

@@ -10,7 +10,6 @@ use crate::space::PAGE;
 use crate::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use core::ops::Range;
 use rustix::io::Errno;
-use rustix::mm::munlock;
 use rustix::thread::gettid;
 
 const RUNS: usize = 64;
@@ -42,15 +41,6 @@ impl Managed {
         let number = gettid().as_raw_nonzero().get() as u32;
         let enters = |own: &AtomicU32| own.compare_exchange(0, number, Relaxed, Relaxed).is_ok();
         assert!(self.threads.iter().any(enters), "more threads than an engine has");
-    }
-
-    /// `mlockall` by the program locks what is mapped, frames too: they could not be given back, and regions that are
-    /// mapped later could not leave.
-    fn unlock_staging(&self) {
-        for range in &self.staging {
-            // SAFETY: our own mapping; no content changes.
-            let _ = unsafe { munlock(range.start as *mut _, range.len()) };
-        }
     }
 
     /// Takes the result of a walk over the page words.
@@ -97,10 +87,6 @@ unsafe impl Kernel for Managed {
 
     fn move_pages(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let result = self.linux.move_pages(to, from, len, wake);
-        if matches!(result, Err(Partial { errno: Errno::INVAL, .. })) {
-            // What is locked and what is not do not change places.
-            self.unlock_staging();
-        }
         let pages = done(&result, len);
         self.came(to, pages);
         self.went(from, pages);
@@ -114,9 +100,6 @@ unsafe impl Kernel for Managed {
     }
 
     fn zero(&self, at: usize, len: usize, wake: bool) -> Result<(), Partial> {
-        if self.is_staging(at) {
-            self.unlock_staging();
-        }
         let result = self.linux.zero(at, len, wake);
         self.came(at, done(&result, len));
         result
@@ -166,6 +149,10 @@ unsafe impl Kernel for Managed {
         self.linux.next_mapped(start, end)
     }
 
+    fn unlock(&self, start: usize, len: usize) {
+        self.linux.unlock(start, len);
+    }
+
     fn prefer_huge(&self, at: usize) {
         self.linux.prefer_huge(at);
     }
@@ -208,7 +195,6 @@ unsafe impl Kernel for Managed {
     }
 
     fn make_huge(&self, at: usize) -> Result<(), Errno> {
-        self.unlock_staging();
         self.linux.make_huge(at)?;
         self.came(at, crate::space::BLOCK_PAGES);
         Ok(())

@@ -175,10 +175,16 @@ impl Frames {
 
     /// Is this a place of the staging area?
     pub fn has(&self, address: usize) -> bool {
-        let within = |base: usize, bytes: usize| address.wrapping_sub(base) < bytes;
-        within(self.base, self.small * PAGE)
-            || within(self.huge_base, self.huge_pages() * PAGE)
-            || self.has_executable() && within(self.executable_base.load(Relaxed), EXECUTABLE * PAGE)
+        self.places().any(|(start, len)| address.wrapping_sub(start) < len)
+    }
+
+    /// Where the parts of the staging area are, and how many bytes.
+    pub fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let executable =
+            self.has_executable().then(|| (self.executable_base.load(Relaxed), EXECUTABLE * PAGE));
+        [(self.base, self.small * PAGE), (self.huge_base, self.huge_pages() * PAGE)]
+            .into_iter()
+            .chain(executable)
     }
 
     fn huge_pages(&self) -> usize {

@@ -17,7 +17,7 @@ use rustix::event::{fd_set_insert, poll, select, FdSetElement, PollFd, PollFlags
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
-use rustix::mm::{madvise, mprotect, msync, Advice, MprotectFlags, MsyncFlags};
+use rustix::mm::{madvise, mprotect, msync, munlock, Advice, MprotectFlags, MsyncFlags};
 use rustix::process::Pid;
 use rustix::thread::{nanosleep, sched_getaffinity, sched_setaffinity, sched_yield, CpuSet};
 use rustix::time::Timespec;
@@ -713,6 +713,11 @@ unsafe impl Kernel for Linux {
         const SHARED: u64 = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
         let Ok(maps) = open_proc("maps", c"/proc/self/maps") else { return true };
         query(&maps, at).map_or(true, |found| found.inode == 0 && found.vma_flags & SHARED == 0)
+    }
+
+    fn unlock(&self, start: usize, len: usize) {
+        // SAFETY: changes no content.
+        let _ = unsafe { munlock(start as *mut _, len) };
     }
 
     fn prefer_huge(&self, at: usize) {

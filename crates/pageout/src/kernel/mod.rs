@@ -205,6 +205,10 @@ pub unsafe trait Kernel: Send + Sync {
     /// Has the mapping around `at` be one where huge pages stay whole. They are known to be allowed there. No lock held.
     fn prefer_huge(&self, _at: usize) {}
 
+    /// Unlocks frames that the program has locked (mlockall): what is locked cannot be given back, nor change places with what is
+    /// not. Any lock.
+    fn unlock(&self, _start: usize, _len: usize) {}
+
     /// Waits until an event can be read, at most `timeout_ns`; [`FOREVER`](crate::sync::FOREVER): without setting a timer. No lock held.
     fn wait_event(&self, timeout_ns: u64) -> bool;
 

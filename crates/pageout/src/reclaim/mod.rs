@@ -26,6 +26,7 @@ use crate::swap::swapout::{Outgoing, MOST};
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::Backoff;
 use budget::Mark;
+use rustix::io::Errno;
 
 /// Pages by which the kernel's count of resident memory may be off: it adds up what each CPU has noted (64 a CPU).
 const COUNT_ERROR: i64 = 128;
@@ -46,6 +47,9 @@ const REST: u64 = 10_000_000;
 /// all CPUs, under the lock of the program's mappings. Then none is for so many times as long.
 const SLOW_MEND: u64 = 50_000_000;
 const MEND_SHARE: u64 = 100;
+
+/// How often (ns) frames are unlocked because MOVE refuses a page.
+const UNLOCK_EVERY: u64 = 100_000_000;
 
 /// What one round of an evictor found to do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
@@ -362,7 +366,7 @@ impl<K: Kernel> Engine<K> {
     /// caller's. No lock held.
     pub(crate) fn drop_chunk(&self, first: u32) -> bool {
         let _regions = self.events.read();
-        let dropped = self.kernel.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok();
+        let dropped = self.drop_frames(self.frames.address(first), CHUNK * PAGE).is_ok();
         if dropped {
             self.frames.dropped(first);
             self.budget.add(CHUNK);
@@ -376,7 +380,7 @@ impl<K: Kernel> Engine<K> {
         let loose = core::iter::from_fn(|| self.frames.take_loose());
         let dropped = loose.take_while(|frame| {
             let _regions = self.events.read();
-            let dropped = self.kernel.drop_frames(self.frames.address(*frame), PAGE).is_ok();
+            let dropped = self.drop_frames(self.frames.address(*frame), PAGE).is_ok();
             match dropped {
                 true => {
                     self.frames.emptied(*frame, 1);
@@ -393,7 +397,7 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn drop_executable(&self, chunk: Part) -> bool {
         let _regions = self.events.read();
         let at = self.frames.address(chunk.frame);
-        if chunk.count > 0 && self.kernel.drop_frames(at, CHUNK * PAGE).is_err() {
+        if chunk.count > 0 && self.drop_frames(at, CHUNK * PAGE).is_err() {
             self.frames.executable_left(chunk);
             return false;
         }
@@ -427,12 +431,37 @@ impl<K: Kernel> Engine<K> {
     /// As [`Engine::drop_chunk`], a huge frame, of which `filled` pages are filled.
     pub(crate) fn drop_huge_frame(&self, huge: u32, filled: usize) -> bool {
         let _regions = self.events.read();
-        let dropped = self.kernel.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok();
+        let dropped = self.drop_frames(self.frames.huge_address(huge), BLOCK).is_ok();
         if dropped {
             self.frames.huge_emptied(huge);
             self.budget.add(filled);
         }
         dropped
+    }
+
+    /// Gives frames back to the kernel, if need be those that the program has locked (mlockall, past the agent).
+    pub(crate) fn drop_frames(&self, at: usize, len: usize) -> Result<(), Errno> {
+        self.kernel.drop_frames(at, len).or_else(|errno| match errno {
+            Errno::INVAL => {
+                self.unlock_frames();
+                self.kernel.drop_frames(at, len)
+            }
+            _ => Err(errno),
+        })
+    }
+
+    /// Nothing of the staging area is locked afterwards.
+    pub(crate) fn unlock_frames(&self) {
+        self.frames.places().for_each(|(start, len)| self.kernel.unlock(start, len));
+    }
+
+    /// MOVE refuses a page: it may be that the frames are locked, and it is not.
+    pub(crate) fn unlock_for_refused(&self) {
+        let now = self.kernel.now();
+        if now >= self.unlock_after.load(Relaxed) {
+            self.unlock_after.store(now + UNLOCK_EVERY, Relaxed);
+            self.unlock_frames();
+        }
     }
 
     /// A frame that should be a hole is not, because somebody else touched it: makes it one. False: it cannot be. Events lock
@@ -443,7 +472,7 @@ impl<K: Kernel> Engine<K> {
             self.touched.load(Relaxed) || self.is_inline() || self.kernel.holds_zeros(at, len),
             "a frame that should be a hole is not, {at:#x}"
         );
-        self.kernel.drop_frames(at, len).is_ok()
+        self.drop_frames(at, len).is_ok()
     }
 
     /// A fault found too few filled frames: takes new memory if there is room, else lets a few pages leave (direct
@@ -486,7 +515,7 @@ impl<K: Kernel> Engine<K> {
             + match self.kernel.copy(at, self.config.zeros, n * PAGE, false) {
                 Ok(()) => n,
                 Err(partial) => {
-                    if partial.errno == rustix::io::Errno::EXIST {
+                    if partial.errno == Errno::EXIST {
                         self.empty_touched(at + partial.done, PAGE);
                     }
                     partial.done / PAGE

@@ -308,13 +308,13 @@ impl<K: Kernel> Engine<K> {
             }
             if errno == Errno::EXIST && self.kernel.holds_zeros(frame, PAGE) {
                 // Somebody has read the hole from outside.
-                let _ = self.kernel.drop_frames(frame, PAGE);
+                let _ = self.drop_frames(frame, PAGE);
             }
             backoff.snooze();
         }
         // SAFETY: a frame that is filled, and nobody else's.
         let is_zeros = unsafe { is_zero(frame) };
-        self.kernel.drop_frames(frame, PAGE)?;
+        self.drop_frames(frame, PAGE)?;
         Ok(is_zeros)
     }
 }

@@ -386,7 +386,10 @@ impl<K: Kernel> Engine<K> {
                 leaving.refused = None;
             }
             // Read-only, locked: stays.
-            _ => leaving.index += 1,
+            _ => {
+                self.unlock_for_refused();
+                leaving.index += 1;
+            }
         }
     }
 
@@ -454,7 +457,10 @@ impl<K: Kernel> Engine<K> {
                     false
                 }
                 // Pinned, read-only or locked.
-                _ => true,
+                _ => {
+                    self.unlock_for_refused();
+                    true
+                }
             };
             if parks {
                 block.park(first, true);

@@ -536,7 +536,7 @@ impl<K: Kernel> Engine<K> {
     /// What MOVE does, by COPY: the frames are holes afterwards.
     fn map_by_copy(&self, to: usize, from: usize, pages: usize, asked: Option<usize>) -> Mapped {
         let (done, _, errno) = self.map_copy(to, from, pages, asked);
-        let emptied = done > 0 && self.kernel.drop_frames(from, done * PAGE).is_ok();
+        let emptied = done > 0 && self.drop_frames(from, done * PAGE).is_ok();
         if emptied {
             self.budget.add(done);
         }
