@@ -179,7 +179,7 @@ struct Common {
     /// Swap space; without it, a quarter more than the workload's set
     #[arg(long, value_name = "SIZE")]
     swap_size: Option<Bytes>,
-    /// The longest that one run may take
+    /// The longest that one run may take: seconds, or 250ms
     #[arg(long, value_name = "TIME", default_value = "600", value_parser = parse_time)]
     time_limit: Duration,
     /// Write everything that was found as JSON

@@ -22,7 +22,7 @@ pub fn write(results: &Results, page: &Path) -> Result<()> {
     let mut text = format!(
         "# Results\n\nMade by `{}`: pageout and the kernel's own swap, same machine, same storage, same \
          limit, in turns. Figures are medians of the rounds that each table names, and the asks' are theirs. \
-         The full scale is a limit of 512M and five rounds; sets of data are multiples of the limit. \
+         The full scale is a limit of 512M and five rounds; sets of data, but Python's, are multiples of the limit. \
          Throughput is in KB/s, as vm-scalability has it; all `_s` and `_us` are times, less is \
          better.\n\n## The machine\n\n",
         results.command

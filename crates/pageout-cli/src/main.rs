@@ -4,7 +4,7 @@
 //! |---|---|
 //! | options, config | what was written, on the command line, in the environment and the file of settings |
 //! | run, program | the run: starts the program, which is looked up and judged, passes signals on, ends |
-//! | serve | the server of the run's processes: one thread; `serve/switch.rs`: devices that come and go, `serve/told.rs`: lines for the user |
+//! | serve | the server of the run's processes: one thread; `serve/client.rs`: who is served, `serve/listener.rs`: where they connect, `serve/switch.rs`: devices that come and go, `serve/told.rs`: lines for the user |
 //! | mounts, trunks, device | the devices by their numbers, who has which trunk, what a specification opens |
 //! | seats, unlimited | who has which share of the limit; who has none |
 //! | bequests, strays, witness | what forks leave to their children; who runs without an agent; whom a signal was for |
@@ -124,7 +124,7 @@ fn bench(args: &[OsString]) -> Result<i32> {
     let beside =
         std::env::current_exe().map(|own| own.with_file_name(NAME)).ok().filter(|path| path.is_file());
     let why = Command::new(beside.unwrap_or_else(|| NAME.into())).args(args).exec();
-    bail!("{NAME}: {}; in pageout's source: cargo install --path crates/{NAME}", reason(&why))
+    bail!("{NAME}: {}; in pageout's source: cargo install --locked --path crates/{NAME}", reason(&why))
 }
 
 /// What is wrong with the command line and where help is, in one line.

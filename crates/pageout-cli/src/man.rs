@@ -55,15 +55,17 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              is; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, by 2 MiB, which mem and files that had none before do anyhow; rotational keeps to \
-             ascending order for a disk that turns and reads ahead by place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB.",
-            "A device that is full stops nothing: no more goes out, and the limit gives way. Data that cannot be read \
+             ascending order for a disk that turns and reads ahead by place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB, and at most 64 TiB.",
+            "A device that is full stops nothing: what is used gives up its place there to what is not; what finds none stays, beyond the \
+             limit, and a line says so. Data that cannot be read \
              back raises SIGBUS where it is touched, never zeros.",
         ],
     ),
     (
         "PROCESSES",
         &[
-            "LD_PRELOAD is appended to. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
+            "The program's environment has LD_PRELOAD, which is appended to, and PAGEOUT_RUN, the run's socket. In ps(1) a run has pageout, \
+             witness (which tells whom a signal was for) and a keeper, also called pageout, for each process. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
              SIGQUIT ends the wait, and they go on with the memory and the room that they have, which stays as it is in files and disks; what they \
@@ -165,15 +167,16 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "That of the program; if a signal N ended it, pageout ends by that signal, without a core, which a shell shows as \
              128+N; 125 if pageout failed, 126 if the program cannot be \
-             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; the other \
-             verbs with 0, or with 125 and one line that says why not.",
+             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; bench as \
+             pageout-bench does (0, 1, 2); the other verbs, and doctor where an option is wrong, with 0, or with 125 and one line that \
+             says why not.",
         ],
     ),
     (
         "ENVIRONMENT",
         &[
             "PAGEOUT_MEMORY, PAGEOUT_SWAP (several with ; between them), PAGEOUT_SWAPIN, PAGEOUT_MAX_ORDER, \
-             PAGEOUT_STRICT (yes or no), PAGEOUT_ANY_USER (the same), PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
+             PAGEOUT_STRICT (yes or no, or true, on, 1 and their like), PAGEOUT_ANY_USER (the same), PAGEOUT_STATS, PAGEOUT_CONFIG: as the options. An option beats the environment, which beats \
              a file.",
             "TMPDIR: where the default swap file is made. PAGEOUT_AGENT_DIR: where the agent is unpacked; it must not \
              be mounted noexec. PAGEOUT_AGENT: another agent, for those who work on it. XDG_RUNTIME_DIR, \
@@ -185,7 +188,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
              repeated), swapin, max-order, strict (yes or no), any-user (the same) and stats. A line that begins with # is a comment.",
-            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent. With --any-user both are in \
+            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent, or beside the sockets where no \
+             home can be written. With --any-user both are in \
              /run/pageout, or in $XDG_RUNTIME_DIR/pageout-any where others can enter that.",
         ],
     ),

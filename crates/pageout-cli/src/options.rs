@@ -107,11 +107,12 @@ pub struct SettingOptions {
     #[arg(short, long, value_name = "SPEC")]
     pub swap: Vec<String>,
 
-    /// Whether huge pages come back whole: auto, always, madvise or never [default: auto]
+    /// Whether huge pages come back whole: auto (as faults suggest), always (at the first fault), madvise (as auto, and none are asked for
+    /// where the program did not) or never [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN), hide_possible_values = true)]
     pub swapin: Option<String>,
 
-    /// Largest order of pages that move as one, 0 (4K) to 9 (2M) [default: 9]
+    /// Largest order of pages that a fault brings in, 0 (4K) to 9 (2M) [default: 9]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_order: Option<String>,
 
@@ -119,8 +120,8 @@ pub struct SettingOptions {
     #[arg(long)]
     pub strict: bool,
 
-    /// Limit descendants, too, that execute programs as another user. For root's runs; such can read what the others have
-    /// in swap
+    /// Limit descendants, too, that execute programs as another user. For root's runs; their users can then read and
+    /// change what all have in swap
     #[arg(long)]
     pub any_user: bool,
 

@@ -147,7 +147,7 @@ fn bench_is_the_program_beside() {
     sh(r#"cp "$1" "$2""#);
     let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick"]).env("PATH", "/"));
     let line = "pageout: pageout-bench: no such file or directory; \
-                in pageout's source: cargo install --path crates/pageout-bench\n";
+                in pageout's source: cargo install --locked --path crates/pageout-bench\n";
     assert_eq!((ended.status, ended.err.as_str()), (125, line));
     sh(r##"printf '#!/bin/sh\necho "$@"\nexit 3\n' > "$2-bench" && chmod 700 "$2-bench""##);
     let ended = finish(place.prepared(beside.to_str().unwrap()).args(["bench", "quick", "--help"]));

@@ -34,7 +34,7 @@ pub enum Swapin {
     Auto,
     /// Whenever the whole block is out.
     Always,
-    /// As `Auto`; what was huge when it left counts as asked for.
+    /// As `Auto`; what became huge again is not marked (MADV_HUGEPAGE) where the program has not asked for that.
     Madvise,
     /// By small pages only.
     Never,

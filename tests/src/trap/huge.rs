@@ -3,14 +3,35 @@
 //! takes the device away meanwhile.
 
 use super::load::Ballast;
-use super::span::{Span, BLOCK};
+use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use std::time::Instant;
 
-pub const TRAPS: &[Trap] =
-    &[Trap::new("huge-entries", "S1.4: every call that meets a huge page which is out", huge_entries)
+pub const TRAPS: &[Trap] = &[
+    Trap::new("huge-entries", "S1.4: every call that meets a huge page which is out", huge_entries)
         .swaps_huge()
-        .may_log()];
+        .may_log(),
+    Trap::new(
+        "huge-zeros",
+        "reads huge pages that nobody has written to, before memory is short",
+        huge_zeros,
+    ),
+];
+
+/// The kernel has one page of zeros for all of them, which is not to be moved.
+fn huge_zeros(ctx: &Ctx) -> Outcome {
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    sys::advise(field, libc::MADV_HUGEPAGE)?;
+    field.check_zero()?;
+    let mut ballast = Ballast::new(ctx.size)?;
+    (0..2).try_for_each(|_| ballast.walk())?;
+    field.check_zero()?;
+    let written = || field.pieces(3 * PAGE).step_by(2);
+    written().for_each(|piece| piece.fill(1));
+    ballast.walk()?;
+    written().try_for_each(|piece| piece.check(1))?;
+    field.pieces(3 * PAGE).skip(1).step_by(2).try_for_each(Span::check_zero)
+}
 
 /// What happens to two blocks that are out. Afterwards the rest of them is unmapped.
 type Case = fn(Span, &mut Ballast) -> Outcome;

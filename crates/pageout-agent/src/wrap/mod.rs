@@ -22,7 +22,7 @@
 //! | setsockopt | `XDP_UMEM_REG` pins memory, and fails where that is out: it is brought in |
 //! | sched_{get,set}{affinity,scheduler}, pthread_{get,set}{affinity_np,schedparam}, sched_{get,set}attr, setpriority | a thread that is called to its server's CPU has others for that time, and gets its own back: see `undisturbed` |
 //! | pthread_sigmask, sigprocmask | amid a fork all signals are blocked, and a handler of fork is to know of none of it: see `fork` |
-//! | clone, __clone, set_tid_address | the kernel writes to such a thread's memory, too |
+//! | clone, __clone; set_tid_address by its number | the kernel writes to such a thread's memory, too |
 //! | fork, _Fork, __fork, daemon, forkpty, clone, __clone | see `fork` |
 //! | syscall | any of these by its number |
 //! | syscall | futex operations that change a word fail where that is out: it is brought in, and they are called again |

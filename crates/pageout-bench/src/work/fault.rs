@@ -30,7 +30,7 @@ pub struct Latency {
     /// How long to fault
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = parse_time)]
     seconds: Duration,
-    /// Rest between faults
+    /// Rest between faults: seconds, or 250ms
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     rest: Duration,
     /// Memory that is written, half before the set and half after, which puts that out, and given back before the faults:

@@ -22,7 +22,7 @@ pub struct Zipf {
     /// Memory that LRU and CLOCK are given: the limit that the work runs under
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     memory: Bytes,
-    /// Exponent
+    /// How the pages are drawn: zipf:EXPONENT, zipf, uniform or normal
     #[arg(long, default_value = "zipf:0.99", value_name = "DIST")]
     spread: Spread,
     /// Accesses, the first half to warm up

@@ -92,7 +92,7 @@ impl fmt::Debug for Swap {
 /// | | `Handler` | `Inline` |
 /// |---|---|---|
 /// | who | a thread of the engine, which the touch waits for | the thread itself, in a handler of SIGBUS |
-/// | a fault from memory | 9 us and more | three fifths of it; several threads at once, as far as there are CPUs |
+/// | a fault from memory | 7 to 14 us | three fifths of it; several threads at once, as far as there are CPUs |
 /// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
 /// | rights | `/dev/userfaultfd`, or more | none |
 /// | a class or CPUs that another thread sets for one that faults just then | may be lost | as set |
@@ -156,7 +156,7 @@ impl Builder {
     /// process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
     /// memory, and is refused the next time (`mkswap` makes it fit again). What lies
     /// behind the room that `mkswap` was told of is left alone, and others must not be able to write to its directory, as to
-    /// `/tmp`. Its room counts in whole 64 MiB, one at least. Devices of higher priority are used first.
+    /// `/tmp`. Its room counts in whole 64 MiB, one at least. Devices of higher priority are used first. At most 63.
     ///
     /// What is not needed any more is given back to the device only with `,discard`; of `mem`, and of the file that is made where
     /// none is named, always.

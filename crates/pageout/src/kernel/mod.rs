@@ -19,7 +19,7 @@ pub struct Found {
     pub start: usize,
     /// Past the last byte.
     pub end: usize,
-    /// Mapped by 2 MiB.
+    /// Mapped by 2 MiB, and not by the kernel's page of zeros.
     pub huge: bool,
 }
 

@@ -25,7 +25,7 @@ impl fmt::Display for SwaponError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManyDevices => {
-                write!(f, "{MAX_DEVICES} devices are on, as many as can be; give fewer, or swapoff one first")
+                write!(f, "{MAX_DEVICES} devices are on, as many as can be; give fewer")
             }
             Self::BadSize => write!(f, "a device has at most 64T, and less than 2M of it may be a header"),
             Self::NoMemory => f.write_str("no memory for the tables of another device"),
