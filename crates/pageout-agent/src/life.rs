@@ -489,7 +489,7 @@ impl Life {
             }
             let over = -engine.budget.get() * PAGE as i64;
             // A device that failed may fail for long.
-            let has_place = !engine.place.is_full() && self.stats.write_errors.load(Ordering::Relaxed) == 0;
+            let has_place = !engine.place.is_full() && !engine.place.fails(now);
             self.part.tell_excess(over.max(0) as u64, has_place);
             let is_over = over.max(self.part.over() as i64);
             // The closer the watch, the more it costs: it is close while mappings change, or while memory grows
@@ -698,11 +698,20 @@ impl Life {
         if !keeper.code.lock().found(&self.code, loans) {
             self.scanned = (0, 0, 0);
         }
-        let mut gaps: Vec<(usize, usize)> = Vec::with_capacity(self.areas.len());
+        let mut gaps: Vec<(usize, usize)> = Vec::new();
+        // Where there are as many mappings as there may be (`vm.max_map_count`) there is none for a long list.
+        if gaps.try_reserve(self.areas.len()).is_err() {
+            return;
+        }
         {
             let regions = engine.events.read();
             for (start, end) in &self.areas {
-                regions.gaps(*start, *end, |from, to| gaps.push((from, to)));
+                // What has no room is found the next time.
+                regions.gaps(*start, *end, |from, to| {
+                    if gaps.len() < gaps.capacity() {
+                        gaps.push((from, to));
+                    }
+                });
             }
         }
         let grown: usize = gaps.iter().map(|(start, end)| end - start).sum();

@@ -178,6 +178,9 @@ fn parse(path: &Path, text: &str) -> Result<Values> {
         if value.starts_with(['"', '\'']) {
             bail!("{}: {name} {value}: takes a value without quotes", at());
         }
+        if value.contains(" #") || value.contains("\t#") {
+            bail!("{}: {name} {value}: takes a value without a comment; give that a line of its own", at());
+        }
         let source = Source::File(path.to_owned(), number, name);
         values.entry(name).or_default().push(Written { text: value.to_owned(), source });
     }
@@ -343,6 +346,10 @@ mod tests {
             "f:1: colour: no such setting; there are memory, swap, swapin, max-order, strict, any-user, stats"
         });
         assert_eq!(says("\nmemory"), "f:2: takes lines like memory = 512M");
+        assert_eq!(
+            says("swap = /x/swap  # the fast disk"),
+            "f:1: swap /x/swap  # the fast disk: takes a value without a comment; give that a line of its own"
+        );
         assert_eq!(says("swap = \"mem,size=4G\""), "f:1: swap \"mem,size=4G\": takes a value without quotes");
     }
 

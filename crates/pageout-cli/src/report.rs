@@ -12,6 +12,7 @@ use pageout::stats::{Stats, MAX_ORDER};
 use serde_json::{json, Map, Value};
 
 use crate::device::PAGE;
+use crate::say;
 use crate::sys;
 
 /// Processes that are listed one by one; what others did is in the totals.
@@ -137,7 +138,7 @@ impl Report {
     pub fn write(&self, target: Target) -> Result<()> {
         let (shown, written) = match target {
             Target::StandardError => {
-                let _ = io::stderr().write_all(self.table().as_bytes());
+                say::table(&self.table());
                 return Ok(());
             }
             Target::Stream(path, mut file) => (path, file.write_all(self.json().as_bytes())),

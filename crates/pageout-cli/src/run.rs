@@ -6,9 +6,11 @@
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
 //! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::ErrorKind;
+use std::iter;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -30,8 +32,8 @@ use crate::report::Target;
 use crate::say;
 use crate::serve::Server;
 use crate::strays::Strays;
-use crate::sys::{self, Signals};
-use crate::tree::{self, Process};
+use crate::sys::{self, Signal, Signals};
+use crate::tree;
 use crate::witness::Witness;
 
 /// Signals that end a program. When there is none left to end they end us.
@@ -96,6 +98,9 @@ pub fn run(options: &RunOptions) -> Result<i32> {
             Bytes(all)
         ));
     }
+    // From here on what we have made goes when we are told to end.
+    let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
+    let signals = Signals::block(&watched).context("signals")?;
     let dispositions = sys::Dispositions::change();
     let umask = sys::let_owner_in();
     let open_files = raise_open_files()?;
@@ -111,15 +116,17 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     say::info(format_args!("limit {}, swap to {}", Bytes(config.limit_bytes), names.join(", ")));
     let mut server = Server::start(devices, settings, device_for_all)?;
 
-    let watched: Vec<i32> = ENDING.into_iter().chain(CLOCKS).chain(OTHERS).chain([libc::SIGCHLD]).collect();
-    let signals = Signals::block(&watched).context("signals")?;
     sys::become_subreaper().context("subreaper")?;
     let mut command = command(&program, &options.command, &agent, &server);
     signals.restore_in(&mut command, dispositions, open_files, umask);
     let witness = Witness::start();
     // Of what we were before: a shell that had begun them executed us. And the witness.
-    let earlier = tree::children_of(std::process::id() as i32).into_iter().filter_map(Process::of);
-    let earlier: Vec<Process> = earlier.collect();
+    let earlier = tree::descendants_but(std::process::id() as i32, &HashSet::new());
+    // Nobody else got what came so far.
+    let early: Vec<Signal> = iter::from_fn(|| signals.next()).collect();
+    if let Some(signal) = early.iter().find(|signal| is_to_end(signal)) {
+        return Ok(end_as(ExitStatus::from_raw(signal.number), server));
+    }
     let main = command.spawn().map_err(|error| not_started(&program, &error))?.id() as i32;
     // Not before: the program stays as it is.
     sys::go_first();
@@ -130,10 +137,10 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     inherited.let_go();
 
     let name = Path::new(&options.command[0]).file_name().unwrap_or(&options.command[0]);
-    let not_ours = earlier.iter().map(|process| process.pid).collect();
-    server.set_main(main, name.to_string_lossy().into_owned(), not_ours);
+    server.set_main(main, name.to_string_lossy().into_owned());
     let strays = Strays::new(&config, &agent, server.socket_path(), &earlier);
-    let status = look_after(main, (&signals, witness), &mut server, strays);
+    server.set_strangers(strays.strangers());
+    let status = look_after(main, (&signals, early, witness), &mut server, strays);
     server.close();
     let status = status?;
     say::info(server.report().summary());
@@ -175,7 +182,7 @@ fn end_as(status: ExitStatus, server: Server) -> i32 {
 /// Serves until the program has ended, and those that it left; how it ended.
 fn look_after(
     main: i32,
-    (signals, mut witness): (&Signals, Option<Witness>),
+    (signals, early, mut witness): (&Signals, Vec<Signal>, Option<Witness>),
     server: &mut Server,
     mut strays: Strays,
 ) -> Result<ExitStatus> {
@@ -185,6 +192,7 @@ fn look_after(
     // Since when nobody who is served lives any more, and the program neither.
     let mut deserted = None;
     let mut said = false;
+    let mut early = Some(early);
     loop {
         if let Some(status) = ended {
             if server.living() > 0 {
@@ -212,15 +220,19 @@ fn look_after(
         // A child that says nothing ends without a word to us, too.
         let soon = deserted.or(stopped).map(|_| Duration::from_millis(20));
         let judged = witness.as_ref().and_then(Witness::due_in);
-        let timeout = soon.into_iter().chain(judged).chain([strays.due_in()]).min();
+        let first = early.is_some().then_some(Duration::ZERO);
+        let timeout = soon.into_iter().chain(judged).chain(first).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
-        while let Some(signal) = signals.next() {
-            let ends = ENDING.contains(&signal.number) && !sys::is_ignored(signal.number);
+        // What came before the program was there, or as it was made, it may not have got. Twice does no harm then.
+        let is_early = early.is_some();
+        for signal in early.take().into_iter().flatten().chain(iter::from_fn(|| signals.next())) {
+            let ends = is_to_end(&signal);
             if ends && !told.contains(&signal.number) {
                 told.push(signal.number);
             }
             match (signal.number, ended) {
                 (libc::SIGCHLD, _) => {}
+                (_, None) if is_early => signal.send_to(main),
                 (number, None) if !signal.from_process && is_for_us_alone(number) => sys::kill(main, number),
                 (_, None) if signal.from_process => match &mut witness {
                     Some(witness) => witness.ask(signal),
@@ -238,8 +250,8 @@ fn look_after(
             signal.send_to(main);
         }
         while let Some((pid, status)) = sys::reap() {
-            server.was_reaped(pid);
-            if pid == main {
+            // Another may have its number by now.
+            if pid == main && ended.is_none() {
                 (ended, witness) = (Some(status), None);
                 // SIGTERM asks for nothing else; the others may have asked for something long ago.
                 let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
@@ -252,6 +264,8 @@ fn look_after(
         if strays.due_in().is_zero() {
             let found = strays.look(&server.known(), |name| server.has_told_of(name));
             server.cannot_limit(found);
+            server.set_strangers(strays.strangers());
+            server.keep_name();
         }
     }
 }
@@ -264,6 +278,11 @@ fn leave_behind(server: &Server, why: &str) {
             "{why}; processes that the program left ({left}) go on with what they have, and what they execute has no limit"
         ));
     }
+}
+
+/// Whether a signal ends us where there is no program to end.
+fn is_to_end(signal: &Signal) -> bool {
+    ENDING.contains(&signal.number) && !sys::is_ignored(signal.number)
 }
 
 /// Whether a signal that the kernel sent to us did not go to the program as well.

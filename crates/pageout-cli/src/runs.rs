@@ -113,7 +113,11 @@ impl Run {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if deadline.is_some_and(|at| Instant::now() >= at) {
-                        bail!("no answer; if it is stopped, continue it (kill -CONT {})", self.pid);
+                        bail!(
+                            "no answer: it is stopped (continue it: kill -CONT {}), or serves as many processes as it may have \
+                             open files for (ulimit -n)",
+                            self.pid
+                        );
                     }
                     continue;
                 }

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -54,15 +55,33 @@ pub fn say(level: u32, line: impl fmt::Display) {
             line.pop();
         }
         line.push('\n');
-        if WAITS.load(Relaxed) {
-            let _ = io::stderr().write_all(line.as_bytes());
-            return;
-        }
-        let mut kept = kept();
-        if kept.len() < MOST_KEPT {
-            kept.push_back(line);
-        }
-        CHANGED.notify_all();
+        put(line);
+    }
+}
+
+/// Says what was asked for on standard error: as it is, by lines.
+pub fn table(text: &str) {
+    text.split_inclusive('\n').for_each(|line| put(line.to_owned()));
+}
+
+fn put(line: String) {
+    if WAITS.load(Relaxed) {
+        return write(&line);
+    }
+    let mut kept = kept();
+    if kept.len() < MOST_KEPT {
+        kept.push_back(line);
+    }
+    CHANGED.notify_all();
+}
+
+/// Writes a line, however long it takes: the program may have made standard error one that does not wait.
+fn write(line: &str) {
+    while io::stderr()
+        .write_all(line.as_bytes())
+        .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    {
+        let _ = sys::poll(&[(io::stderr().as_fd(), libc::POLLOUT)], None);
     }
 }
 
@@ -86,7 +105,7 @@ fn write_all() {
             None => CHANGED.wait(kept).unwrap_or_else(PoisonError::into_inner),
             Some(line) => {
                 drop(kept);
-                let _ = io::stderr().write_all(line.as_bytes());
+                write(&line);
                 let mut kept = self::kept();
                 kept.pop_front();
                 CHANGED.notify_all();

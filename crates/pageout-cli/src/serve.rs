@@ -86,8 +86,8 @@ pub struct Server {
     report: Report,
     /// The program that the run is for: number and name.
     program: (i32, String),
-    /// Children that we had before it.
-    earlier: HashSet<i32>,
+    /// Who is not of the run.
+    strangers: HashSet<i32>,
     started: Instant,
 }
 
@@ -124,7 +124,7 @@ impl Server {
             called_in: Instant::now(),
             oom_kills: memory::oom_kills(),
             program: (0, String::new()),
-            earlier: HashSet::new(),
+            strangers: HashSet::new(),
             started: Instant::now(),
         })
     }
@@ -134,16 +134,25 @@ impl Server {
         &self.listener.path
     }
 
-    /// The program that the run is for, and the children that we had before, which are not of the run.
-    pub fn set_main(&mut self, pid: i32, name: String, earlier: HashSet<i32>) {
+    /// The program that the run is for.
+    pub fn set_main(&mut self, pid: i32, name: String) {
         self.report.set_main(pid);
         self.program = (pid, name);
-        self.earlier = earlier;
     }
 
-    /// A child of ours was waited for: another may have its number.
-    pub fn was_reaped(&mut self, pid: i32) {
-        self.earlier.remove(&pid);
+    /// Has its name again, where somebody has removed that: what begins would find nobody there.
+    pub fn keep_name(&mut self) {
+        if self.listener.is_nameless() {
+            match self.listener.again() {
+                Ok(()) => say::info("somebody has removed the run's socket; it is there again"),
+                Err(why) => self.told.nameless(&self.listener.path, &why),
+            }
+        }
+    }
+
+    /// Processes that are not of the run, though they may be our children.
+    pub fn set_strangers(&mut self, strangers: HashSet<i32>) {
+        self.strangers = strangers;
     }
 
     /// All who are served.
@@ -191,7 +200,7 @@ impl Server {
         let keepers =
             self.connections.iter().filter(|c| c.client.is_some()).map(|connection| connection.peer);
         let aside = self.unlimited.living(|why| why == Why::Aside).into_iter().map(|process| process.pid);
-        clients.chain(keepers).chain(aside).chain(self.earlier.iter().copied()).collect()
+        clients.chain(keepers).chain(aside).chain(self.strangers.iter().copied()).collect()
     }
 
     /// These have no keeper of ours, and get none: what they have counts.

@@ -47,8 +47,9 @@ pub struct Strays {
     suspects: HashMap<(i32, u64, u64), Suspect>,
     /// Programs that were told of.
     told: HashSet<PathBuf>,
-    /// Processes that are not of this run, nor is what descends from them: number and start.
-    earlier: HashSet<(i32, u64)>,
+    /// Processes that are not of this run: number and start. What descends from them is not either, and joins them at each look:
+    /// as an orphan it would be a child of ours, like one of the run.
+    strangers: HashSet<(i32, u64)>,
 }
 
 /// Who may be one.
@@ -73,9 +74,9 @@ enum Stage {
 }
 
 impl Strays {
-    /// Nothing seen yet. `strict`: kill them. The children that we had `earlier` are not ours to judge.
+    /// Nothing seen yet. `strict`: kill them. Those that descended from us `earlier` are not ours to judge.
     pub fn new(config: &Config, agent: &Path, socket: &Path, earlier: &[Process]) -> Self {
-        let earlier = earlier.iter().map(|process| (process.pid, process.started)).collect();
+        let strangers = earlier.iter().map(|process| (process.pid, process.started)).collect();
         let (agent, socket) = (agent.to_owned(), socket.to_owned());
         let (interval, next) = (SHORTEST, Instant::now() + SHORTEST);
         Self {
@@ -87,13 +88,33 @@ impl Strays {
             next,
             suspects: HashMap::new(),
             told: HashSet::new(),
-            earlier,
+            strangers,
         }
     }
 
     /// Until the next look.
     pub fn due_in(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Who is not of the run, by number.
+    pub fn strangers(&self) -> HashSet<i32> {
+        self.strangers.iter().map(|(pid, _)| *pid).collect()
+    }
+
+    /// Looks who they are by now.
+    fn know_strangers(&mut self) {
+        let me = std::process::id() as i32;
+        // As the first of its namespace we get the orphans of all who have come into it from outside (docker exec).
+        let entered = if me == 1 { tree::without_parent() } else { Vec::new() };
+        let still = |(pid, started): &(i32, u64)| Process::of(*pid).is_some_and(|p| p.started == *started);
+        let entered = entered.into_iter().filter(|process| process.pid != me);
+        self.strangers.retain(still);
+        self.strangers.extend(entered.map(|process| (process.pid, process.started)));
+        for (root, _) in self.strangers.clone() {
+            let below = tree::descendants_but(root, &self.strangers);
+            self.strangers.extend(below.into_iter().map(|process| (process.pid, process.started)));
+        }
     }
 
     /// The program has ended, and may have left somebody who is not known yet; or nobody, so not at once.
@@ -111,7 +132,8 @@ impl Strays {
     pub fn look(&mut self, known: &HashSet<i32>, is_told: impl Fn(&str) -> bool) -> Vec<(Process, Why)> {
         let me = std::process::id() as i32;
         let begun = Instant::now();
-        let all = tree::descendants_but(me, &self.earlier);
+        self.know_strangers();
+        let all = tree::descendants_but(me, &self.strangers);
         // Who is stopped may not have come to its first instruction: its time begins when it goes on.
         let alone = all.iter().filter(|p| !p.ending && !p.stopped && !known.contains(&p.pid));
         let mut other_runs = OtherRuns::among(&all);

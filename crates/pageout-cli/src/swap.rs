@@ -56,15 +56,21 @@ fn watch(run: &Run, what: &str) -> Result<()> {
     while !run.stirs_before(Instant::now() + PATIENCE)? {
         // By another connection: the answer on this one is not to be mixed up with the last word.
         let Ok((_, view)) = runs::one(Some(&run.pid.to_string())) else { continue };
-        let leaving = view.devices.iter().filter(|device| device.leaving);
-        let before = std::mem::replace(&mut left, leaving.map(|device| device.used_bytes).sum());
+        let (leaving, others): (Vec<_>, Vec<_>) = view.devices.iter().partition(|device| device.leaving);
+        let before = std::mem::replace(&mut left, leaving.iter().map(|device| device.used_bytes).sum());
+        let room: u64 =
+            others.iter().map(|device| device.size_bytes - device.used_bytes.min(device.size_bytes)).sum();
         let errors_now = view.total("read_errors");
         let fails = errors.replace(errors_now).is_some_and(|errors| errors < errors_now);
         if left > 0 && left >= before && !told {
             told = true;
-            let why = match fails {
-                true => "it cannot be read now; mend it, or interrupt this to keep it on",
-                false => "no room for it now; add a device (pageout swapon), or interrupt this",
+            let why = match (fails, room > left) {
+                (true, _) => "it cannot be read now; mend it, or interrupt this to keep it on",
+                (false, false) => "no room for it now; add a device (pageout swapon), or interrupt this",
+                (false, true) => {
+                    "its processes have not brought it home yet: continue one that is stopped, wait for one that has no \
+                     time, add a device (pageout swapon), or interrupt this"
+                }
             };
             say::warning(format_args!("{what}: {} left there and {why}", Bytes(left)));
         }

@@ -143,6 +143,13 @@ pub fn all_descendants() -> Option<Vec<Process>> {
     Some(below(me, all))
 }
 
+/// Those whose parents are not in our namespace of process numbers; its first process among them.
+pub fn without_parent() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    let all = entries.filter_map(|entry| Process::of(entry.ok()?.file_name().to_str()?.parse().ok()?));
+    all.filter(|process| process.parent == 0).collect()
+}
+
 /// Has the calling process, which reaps in this thread only, children that are not among `known` and have not ended,
 /// or is about to get them from one that is ending?
 pub fn has_children_but(known: &HashSet<i32>) -> bool {

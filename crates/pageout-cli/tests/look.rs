@@ -362,9 +362,9 @@ fn a_run_that_is_stopped_is_left_out() {
     unsafe { libc::kill(run.id() as i32, libc::SIGSTOP) };
     let ended = here.look(&["ps"]);
     let id = run.id();
-    let line = format!("run {id}: no answer; if it is stopped, continue it (kill -CONT {id}); left out");
+    let line = format!("run {id}: no answer: it is stopped (continue it: kill -CONT {id}), or serves as many processes as it may have open files for (ulimit -n); left out");
     assert_eq!((ended.status, ended.err), (0, format!("pageout: {line}\n")));
-    let line = format!("run {id}: no answer; if it is stopped, continue it (kill -CONT {id})");
+    let line = format!("run {id}: no answer: it is stopped (continue it: kill -CONT {id}), or serves as many processes as it may have open files for (ulimit -n)");
     here.refuses(&["show", "--run", &id.to_string()], &line);
     here.refuses(&["stat"], &line);
     // SAFETY: as above.

@@ -3,10 +3,10 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, bail, Result};
 use pageout::api::reason;
 
 use crate::directory::{self, Reach};
@@ -18,11 +18,51 @@ use crate::tree;
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     pub(super) path: PathBuf,
+    reach: Reach,
+    /// Device and inode of the name.
+    identity: Option<(u64, u64)>,
+}
+
+impl Listener {
+    fn at(path: PathBuf, reach: Reach) -> io::Result<Self> {
+        let socket = sys::listen_at(&path)?;
+        let identity = identity(&path);
+        let listener = Self { socket, path, reach, identity };
+        if reach == Reach::Any {
+            // Whoever connects is looked at: see `accept`.
+            fs::set_permissions(&listener.path, Permissions::from_mode(0o666))?;
+        }
+        Ok(listener)
+    }
+
+    /// Is the name gone, with the directory maybe (who tidies `/tmp`, the last logout)?
+    pub(super) fn is_nameless(&self) -> bool {
+        identity(&self.path).is_none()
+    }
+
+    /// The same name once more. Who waits for the old one's answer is reset, and tries again.
+    pub(super) fn again(&mut self) -> Result<()> {
+        let directory = directory::ready_runtime(self.reach)?;
+        if self.path.parent() != Some(directory.as_path()) {
+            bail!("now it would be in {}", directory.display());
+        }
+        // What it was is dropped, and has no name to remove.
+        *self = Self::at(self.path.clone(), self.reach).map_err(|error| anyhow!("{}", reason(&error)))?;
+        Ok(())
+    }
+}
+
+/// A file's device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|about| (about.dev(), about.ino()))
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // Not one that came in its place.
+        if identity(&self.path) == self.identity {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -55,16 +95,8 @@ pub(super) fn listen(reach: Reach) -> Result<Listener> {
     let names = std::iter::once(format!("{pid}.sock")).chain((1..10).map(|n| format!("{pid}-{n}.sock")));
     let mut last = None;
     for path in names.map(|name| directory.join(name)) {
-        match sys::listen_at(&path) {
-            Ok(socket) => {
-                let listener = Listener { socket, path };
-                if reach == Reach::Any {
-                    // Whoever connects is looked at: see `accept`.
-                    fs::set_permissions(&listener.path, Permissions::from_mode(0o666))
-                        .map_err(|e| anyhow!("{}: {}", listener.path.display(), reason(&e)))?;
-                }
-                return Ok(listener);
-            }
+        match Listener::at(path.clone(), reach) {
+            Ok(listener) => return Ok(listener),
             Err(error) => last = Some((path, error)),
         }
     }

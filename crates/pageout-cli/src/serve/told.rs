@@ -1,6 +1,7 @@
 //! Lines for the user about the run as a whole, each said once, or again when it is news.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pageout::tree::SEATS;
@@ -18,6 +19,7 @@ const LASTING: Duration = Duration::from_secs(4);
 #[derive(Debug, Default)]
 pub(super) struct Told {
     crowded: bool,
+    nameless: bool,
     heirless: bool,
     seatless: bool,
     full: Option<Instant>,
@@ -43,6 +45,17 @@ impl Told {
         if !std::mem::replace(&mut self.crowded, true) {
             say::warning(format_args!(
                 "{served} processes served, others wait until one has ended: too many open files; raise the limit (ulimit -n)"
+            ));
+        }
+    }
+
+    /// The run's socket has lost its name and cannot have it again.
+    pub(super) fn nameless(&mut self, path: &Path, why: &anyhow::Error) {
+        if !std::mem::replace(&mut self.nameless, true) {
+            say::warning(format_args!(
+                "{}: somebody has removed the run's socket, and it cannot be made again: {why:#}; what the run's processes \
+                 execute from now on has no limit, and a fork brings all memory home",
+                path.display()
             ));
         }
     }

@@ -100,7 +100,10 @@ impl Plan {
                     written -= run.len;
                     Ok(())
                 }
-                Err(errno) if alone && !matches!(errno, Errno::INTR | Errno::AGAIN) => Err(errno),
+                // Canceled: the kernel could make no worker for it (RLIMIT_NPROC, pids.max).
+                Err(errno) if alone && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED) => {
+                    Err(errno)
+                }
                 _ => {
                     written = 0;
                     // SAFETY: the caller's promise.

@@ -544,12 +544,15 @@ impl Linux {
     }
 
     /// To unregister a part of a mapping may take a mapping more than there may be; this takes none, unless what lies beside it is
-    /// unregistered just now, too, and has become one with it.
+    /// unregistered just now, too, and has become one with it. If that cannot be registered by itself either, both are at once.
     fn register_again(&self, at: usize, len: usize) {
         const TRIES: usize = 10_000;
         let mut backoff = Backoff::new();
-        for _ in 0..TRIES {
-            match self.register(at, len) {
+        for tries in 0..TRIES {
+            let both = if tries < TRIES / 2 { None } else { mapping(at).ok() };
+            let both = both.filter(|(start, end)| *start <= at && at + len <= *end);
+            let (start, end) = both.unwrap_or((at, at + len));
+            match self.register(start, end - start) {
                 Err(Errno::NOMEM) => backoff.snooze(),
                 done => return done.expect("what was registered until now can be registered"),
             }

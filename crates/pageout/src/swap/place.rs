@@ -296,6 +296,11 @@ impl Place {
         }
     }
 
+    /// Could something not be written, lately? `now`: ns.
+    pub fn fails(&self, now: u64) -> bool {
+        now < self.shunned_until.load(Relaxed)
+    }
+
     /// Those that were shunned long enough are tried again. `now`: ns; seldom asked.
     pub fn forgive(&self, now: impl FnOnce() -> u64) {
         if self.shunned.load(Relaxed) != 0 && now() >= self.shunned_until.load(Relaxed) {
