@@ -182,9 +182,12 @@ pub fn inherit() {
                 patience -= 1;
             }
             _ => {
-                let line = b"pageout: the child of a fork got no engine of its own; killed, so that it cannot go on \
-                    with zeros\n";
-                sys::complain(line);
+                sys::complain_of(format_args!(
+                    "process {}: the child of a fork got no engine of its own; killed, so that it cannot go on with zeros; if \
+                     there was no room for a process more, {}",
+                    rustix::process::getpid().as_raw_nonzero(),
+                    keeper::MORE_TASKS
+                ));
                 sys::kill_self()
             }
         }

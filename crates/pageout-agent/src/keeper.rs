@@ -27,7 +27,7 @@ use rustix::thread::futex;
 const HIRE_AGAIN: i64 = 50_000_000;
 const HIRE_ATTEMPTS: usize = 200;
 /// What to do about that.
-const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
+pub const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
 /// How often a connection that run has closed is tried again, after so many ns each.
 const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;

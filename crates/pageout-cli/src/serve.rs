@@ -571,10 +571,17 @@ impl Server {
         if !harmless && connection.bye.is_none() && !client.ends_with_its_namespace() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
             let why = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
-                libc::RLIM_INFINITY if memory::oom_kills() > self.oom_kills => format!(
-                    " (the kernel has killed for want of memory: what may stay and what is in mem have to fit into {})",
-                    Bytes(memory::available_bytes())
-                ),
+                libc::RLIM_INFINITY if memory::oom_kills() > self.oom_kills => {
+                    let in_memory = self.mounts.iter().any(|(_, mount)| mount.device.is_memory());
+                    let (what, remedy) = match in_memory {
+                        true => ("what is in mem", "give a file with -s"),
+                        false => ("what may be over that for a moment", "give less with --memory"),
+                    };
+                    format!(
+                        " (the kernel has killed for want of memory: what may stay and {what} have to fit into {}; {remedy})",
+                        Bytes(memory::available_bytes())
+                    )
+                }
                 libc::RLIM_INFINITY => String::new(),
                 seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
             };

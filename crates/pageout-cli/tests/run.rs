@@ -881,7 +881,7 @@ fn whoever_is_killed_for_want_of_memory_is_told_so() {
     let ended = finish(&mut command);
     assert_eq!((ended.out.as_str(), ended.status), ("", 1009), "{}", ended.err);
     let why =
-        "(the kernel has killed for want of memory: what may stay and what is in mem have to fit into 128M)";
+        "(the kernel has killed for want of memory: what may stay and what is in mem have to fit into 128M; give a file with -s)";
     assert!(ended.err.contains(why), "{}", ended.err);
 }
 

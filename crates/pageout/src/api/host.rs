@@ -371,7 +371,9 @@ struct EndOnPanic;
 impl Drop for EndOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
-            std::eprintln!("pageout: the engine cannot go on; the program is ended");
+            // Not by std: who has its lock may wait for memory of ours.
+            let line = b"pageout: the engine cannot go on; the program is ended\n";
+            let _ = rustix::io::write(rustix::stdio::stderr(), line);
             std::process::abort();
         }
     }

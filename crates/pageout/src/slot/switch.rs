@@ -205,9 +205,11 @@ impl Slots {
     pub fn usage(&self, id: DeviceId) -> Option<DeviceUsage> {
         let device = self.device_on(id)?;
         let free = device.clusters(0).filter(|(_, cluster)| cluster.listed().is_bare()).count() as u64;
-        let (end, trunk) = (device.end(), device.trunk_slots());
+        let trunk = device.trunk_slots();
         let (slots, fresh) = {
             let trunks = device.trunks();
+            // Not before: a trunk that comes moves it.
+            let end = device.end();
             let slots = trunks.owned.iter().map(|number| (end - u64::from(number) * trunk).min(trunk)).sum();
             (slots, trunks.fresh.iter().count() as u64)
         };
