@@ -98,7 +98,7 @@ impl Code {
         true
     }
 
-    /// None: they could not be read.
+    /// An empty list: they could not be read.
     fn replace(&mut self, areas: &[(usize, usize)]) {
         if areas.is_empty() {
             return;

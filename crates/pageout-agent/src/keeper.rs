@@ -347,7 +347,7 @@ extern "C" fn keeper(_: usize) -> ! {
     if fcntl_getfd(unsafe { rustix::stdio::stderr() }).is_err() {
         let _ = rustix::stdio::dup2_stderr(&watch);
     }
-    let (link, welcome) = match connect(program, me) {
+    let (link, welcome) = match connect(program) {
         Ok(met) => met,
         Err(errno) => {
             // Run has ended, which it said or its user saw, and with it the limit; every program that a shell starts would
@@ -403,10 +403,10 @@ extern "C" fn keeper(_: usize) -> ! {
 }
 
 /// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.
-fn connect(program: u32, me: u32) -> Result<(Link, Welcome), Errno> {
+fn connect(program: u32) -> Result<(Link, Welcome), Errno> {
     let mut resets = 0;
     loop {
-        match Link::connect(path().as_bytes(), program, me) {
+        match Link::connect(path().as_bytes(), program) {
             Err(Errno::CONNRESET | Errno::PIPE) if resets < RESETS => resets += 1,
             met => return met,
         }

@@ -40,7 +40,7 @@ const FASTEST: u64 = 20;
 const SLACK: u64 = 24 << 20;
 /// The same while the engine works, when all that is left to do is to register.
 const FOLLOW_SLACK: u64 = 40 << 20;
-/// Between two looks there are at most so many ns, whatever happens.
+/// Between two looks there are at most so many ns, but for what [`LOOK_OF_EACH`] says.
 const LONGEST_NAP: u64 = 100_000_000;
 /// The same near the limit, of a program that hardly runs. Once the engine works, of those that do not run, so many for each
 /// that is there, so that all of them together cost little: run tells who rests that others need what it has. Not more than it
@@ -553,7 +553,7 @@ impl Life {
     }
 
     /// Says in the counters how much cannot go. Where that leaves the rest no room, the limit gives way, and run
-    /// is told, and again when it is twice as much.
+    /// is told, and again when it is news ([`wire::is_news`]).
     fn count_unmanaged(&mut self, keeper: &Keeper, seen: Statm) {
         let (engine, limit) = (&keeper.engine, self.settings.limit_bytes);
         let may_go = keeper.files.movable() + self.files.going();

@@ -59,13 +59,13 @@ impl Link {
     ///
     /// # Errors
     /// The kernel's; PROTO when the answer is none that this version knows.
-    pub fn connect(path: &[u8], program: u32, keeper: u32) -> Result<(Self, Welcome), Errno> {
+    pub fn connect(path: &[u8], program: u32) -> Result<(Self, Welcome), Errno> {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         let kept = Lock::new(Vec::with_capacity(32), &LINK_LOCKS);
         let link = Self { socket, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
-        let hello = Message::new(Kind::Hello, program as u64, keeper as u64, pageout::wire::VERSION);
+        let hello = Message::new(Kind::Hello, program as u64, 0, pageout::wire::VERSION);
         link.send(&hello, None)?;
         let mut fds: [Option<OwnedFd>; MOST_FDS] = Default::default();
         let answer = link.receive(&mut fds, RecvFlags::empty())?;

@@ -305,7 +305,7 @@ pub fn set_limit(limit: u64) {
 }
 
 /// Sizes that are served: each power of two, and what is one to seven eighths more. What there is most of are units of
-/// 400 bytes and tables of slots, a little more than 4 KiB.
+/// 416 bytes and tables of slots, a little more than 4 KiB.
 const CLASSES: usize = STEPS * LARGEST + 1;
 const STEPS: usize = 8;
 

@@ -13,8 +13,8 @@
 //!
 //! Meanwhile the destination is reserved, so that nobody else is given addresses there, and signals and forks wait. What was
 //! there before is replaced piece by piece, so that whoever reads there finds the one or the other. Left to the kernel,
-//! which refuses: holes, memory that is not alike where it is to grow, and all of it without /proc. MREMAP_DONTUNMAP is
-//! refused here, as it was by the kernel before Linux 6.17.
+//! which refuses: holes, memory that is not alike where it is to grow, and all of it without /proc. MREMAP_DONTUNMAP of
+//! several mappings to a chosen address is refused here, as it was by the kernel before Linux 6.17.
 
 use crate::proc::Maps;
 use crate::{code, exit, fork, keeper, memory, sys, wrap};
@@ -43,6 +43,8 @@ const PATIENCE: u32 = 100;
 /// Whose turn it is to move memory: each has a number of its own.
 static MOVES: Baton = Baton::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
+const ABANDONED: u32 = 100;
 /// Calls by which memory may grow that are under way, and how many have been made that the kernel did not refuse.
 static GROWING: AtomicU32 = AtomicU32::new(0);
 static GROWN: AtomicU32 = AtomicU32::new(0);
@@ -50,8 +52,6 @@ static GROWN: AtomicU32 = AtomicU32::new(0);
 static GROWTH: AtomicU32 = AtomicU32::new(0);
 static GROWN_BY: AtomicUsize = AtomicUsize::new(0);
 static GROWER: AtomicU32 = AtomicU32::new(0);
-/// Who has it for so many looks, a second, does not come back: it was killed, as a process of its own.
-const ABANDONED: u32 = 100;
 
 /// How often memory may have grown, by libc; `None`: it may be doing so.
 pub fn growths() -> Option<u32> {

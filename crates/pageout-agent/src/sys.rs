@@ -1,4 +1,4 @@
-//! System calls that rustix has no name for, raw: no errno, no thread-local state.
+//! System calls, by rustix or raw: no errno, no thread-local state.
 
 use crate::wrap;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -265,7 +265,6 @@ fn look_after(
             let found = strays.look(&server.known(), |name| server.has_told_of(name));
             server.cannot_limit(found);
             server.set_strangers(strays.strangers());
-            server.keep_name();
         }
     }
 }

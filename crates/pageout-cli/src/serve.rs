@@ -59,7 +59,7 @@ pub struct Server {
     listener: Listener,
     /// No more connections can be taken, until then or until somebody has gone; those that wait, wait.
     crowded_until: Option<Instant>,
-    /// Descriptors that we may have, and whether it was said that there are no more.
+    /// Descriptors that we may have.
     open_files: usize,
     /// What was said to the user.
     told: Told,
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// Has its name again, where somebody has removed that: what begins would find nobody there.
-    pub fn keep_name(&mut self) {
+    fn keep_name(&mut self) {
         if self.listener.is_nameless() {
             match self.listener.again() {
                 Ok(()) => say::info("somebody has removed the run's socket; it is there again"),
@@ -220,7 +220,7 @@ impl Server {
 
     /// Whether no keeper is connected, and every process that had one is gone.
     pub fn is_idle(&self) -> bool {
-        self.connections.iter().all(|connection| connection.looks) && self.leaving.is_empty()
+        self.connections.iter().all(|connection| connection.visits) && self.leaving.is_empty()
     }
 
     /// Whether a fork's child may still come for what it inherits: one that was killed meanwhile does not.
@@ -318,7 +318,7 @@ impl Server {
                     socket,
                     peer,
                     uid,
-                    looks: false,
+                    visits: false,
                     client: None,
                     bye: None,
                     switching: None,
@@ -543,7 +543,7 @@ impl Server {
     /// Who is no keeper must be of the same user.
     fn check_user(&mut self, index: usize) -> Result<()> {
         let connection = &mut self.connections[index];
-        connection.looks = true;
+        connection.visits = true;
         match connection.uid == sys::euid() {
             true => Ok(()),
             false => Err(anyhow!("of user {}: not of this run's user", connection.uid)),
@@ -628,6 +628,7 @@ impl Server {
         if !self.seats.due_in().is_zero() {
             return;
         }
+        self.keep_name();
         for connection in &mut self.connections {
             if let Some(client) = &mut connection.client {
                 client.tell_of_errors(Some(connection.peer), &self.mounts);

@@ -159,7 +159,7 @@ pub fn bytes_of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A shared, readable and writable mapping of a whole file; unmapped when dropped.
+/// A shared, readable and writable mapping of the beginning of a file; unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,

@@ -29,7 +29,7 @@ pub struct View {
     pub limit_bytes: u64,
     /// Where pages go.
     pub devices: Vec<DeviceView>,
-    /// Who is served.
+    /// Who is there: served, ending, or without a limit.
     pub processes: Vec<ProcessView>,
     /// The counters of those that have ended, added up.
     pub ended: Map<String, Value>,

@@ -376,6 +376,7 @@ fn a_run_that_is_stopped_is_left_out() {
 #[test]
 fn other_users_see_nothing() {
     if !is_root() {
+        println!("skipped: not root");
         return;
     }
     let here = Here::new();

@@ -893,6 +893,7 @@ fn other_user_role() {
 /// Whether run says of a descendant that it is not limited; how the line ends. Needs root.
 fn is_told_of(role: &str, line: &str) {
     if !common::is_root() {
+        println!("skipped: not root");
         return;
     }
     let ended = run(&Place::new(), role, &["-s", "mem,size=64M", "--"]);

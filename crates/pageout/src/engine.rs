@@ -418,9 +418,7 @@ impl<K: Kernel> Engine<K> {
         let (number, at) = (self.grown.load(Relaxed), self.grown_from.load(Relaxed));
         let Some(growth) = self.kernel.growing().filter(|growth| growth.number == number) else { return };
         // Where it grew in place that is not told, and its faults are answered.
-        let is_there =
-            || self.kernel.scan(at, at + PAGE, &mut [Found { start: 0, end: 0, huge: false }]).0 > 0;
-        if !self.kernel.event_pending() || is_there() {
+        if !self.kernel.event_pending() || self.is_mapped(at) {
             return;
         }
         let end = match growth.by {

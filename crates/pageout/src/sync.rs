@@ -1,6 +1,7 @@
 //! The one door to atomics and locks: core and futex in production, loom and shuttle in models.
 //!
-//! Everything that two threads share goes through here, so that a model checks the code that ships.
+//! Everything that engine threads agree by goes through here, so that a model checks the code that ships; counters, and what the
+//! kernel shares, do not.
 //! `Lock` spins briefly (its holder can be preempted, but most sections are tens of instructions),
 //! then sleeps on a futex; it neither allocates nor uses thread-local state, so it is fit for the fault
 //! path. It counts acquisitions and waits in the [`LockClass`] that it belongs to.

@@ -232,8 +232,8 @@ impl Tree {
 }
 
 /// New shares of `limit` for processes with (use, share so far, pages that came back since the last time). Those that
-/// need more than they have are those whose pages come back; a third of the way is gone each time, and nobody falls
-/// below a quarter of an equal share.
+/// need more than they have are those whose pages come back; a third of the way is gone each time. Nobody is brought
+/// below a quarter of an equal share, and who is below it comes up while pages come back.
 pub fn divide(limit: u64, processes: &mut [(u64, u64, u64)]) {
     let least = smallest(limit, processes.iter().filter(|process| process.0 > LEAST).count());
     let small: u64 = processes.iter().map(|(used, _, _)| *used).filter(|used| *used < least).sum();

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! keeper                                   run
-//!   Hello {pid, keeper, VERSION}      ──►
+//!   Hello {pid, VERSION}              ──►
 //!                                     ◄──  Welcome {seat | NONE, Settings}
 //!                                          + [statistics memfd, tree memfd, /dev/userfaultfd if ANY_USER,
 //!                                             device 0, device 1, ...]
@@ -88,7 +88,7 @@ pub const HEADER: u16 = 4;
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `a` process, `b` its keeper (in the keeper's pid namespace), `c` [`VERSION`].
+    /// `a` process, as the keeper calls it, `c` [`VERSION`].
     Hello = 1,
     /// `a` seat in the tree ([`crate::tree`]) or [`NONE`]; payload: [`Settings`].
     Welcome = 2,
@@ -120,7 +120,7 @@ pub enum Kind {
     Switch = 19,
     /// `a` 0 it is done, 1 it is not, 2 it is under way; words come along as a file.
     Switched = 20,
-    /// `a` a number of the run's; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
+    /// `a` a random number of the keeper's, by which the child asks; the file of a [`crate::swap::heir::Bequest`] comes along. In the answer [`NONE`], and
     /// no file, if there is none.
     Bequest = 16,
     /// `a` the bequest, `b` the process that is to inherit it.
@@ -193,7 +193,7 @@ pub struct Message {
     pub b: u64,
     /// See [`Kind`].
     pub c: u64,
-    /// The text of a `Log`, or the bytes of [`Settings`] or [`DeviceSettings`].
+    /// The text of a `Log`, `Unlimited` or `Unusable`, or the bytes of [`Settings`] or [`DeviceSettings`].
     pub text: [u8; 256],
 }
 
@@ -249,7 +249,7 @@ impl Message {
         unsafe { core::slice::from_raw_parts_mut((self as *mut Self).cast(), size_of::<Self>()) }
     }
 
-    /// The text of a `Log`.
+    /// The text, of a message that has one.
     pub fn text(&self) -> &[u8] {
         &self.text[..(self.len as usize).min(self.text.len())]
     }

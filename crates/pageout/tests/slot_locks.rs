@@ -1,4 +1,4 @@
-//! Which locks are taken, and how often: rows S0.3, S0.6, S2.1 and the limit on waits. The counters are
+//! Which locks are taken, and how often: rows S0.3, S0.5, S0.6 and the limit on waits. The counters are
 //! the process's, so the tests here take turns.
 #![cfg(not(any(loom, shuttle)))]
 
@@ -98,18 +98,6 @@ fn a_full_device_leaves_and_returns_without_a_lock_that_all_share() {
     assert_eq!((taken().0 - before.0, taken().1 - before.1), (2, 2));
     let back = [slots.alloc(1, 0, owner(0)), slots.alloc(1, 0, owner(0))];
     assert_eq!(back, [Some(one), Some(other)], "the higher one first");
-}
-
-#[test]
-fn s2_1_writeback_takes_no_lock_here() {
-    let _turn = turn();
-    let slots = slots(1);
-    let run = slots.alloc(0, 4, owner(0)).unwrap();
-    let before = taken();
-    // All that writeback wants to know of a run.
-    let place = (run.device(), run.offset_bytes(), run.at(15).offset_bytes());
-    assert_eq!(place.2 - place.1, 15 * SLOT_BYTES);
-    assert_eq!(taken(), before);
 }
 
 #[test]

@@ -267,10 +267,18 @@ mod tests {
     #[test]
     fn a_program_that_does_not_end_is_described_and_killed() {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "echo here; sleep 1000 & wait"]);
+        command.args(["-c", "echo here; sleep 1000 & echo $!; wait"]);
         let watched = Watched::start(command, Vec::new()).unwrap();
         let why = watched.finish(Duration::from_millis(600)).unwrap_err();
         assert!(why.contains("did not end") && why.contains("here") && why.contains("sleep"), "{why}");
+        let sleeps = why.lines().find_map(|line| line.trim().parse::<i32>().ok()).expect("its number");
+        // Its new parent may not have waited for it yet.
+        let state = || std::fs::read_to_string(format!("/proc/{sleeps}/stat")).unwrap_or_default();
+        let has_ended = || state().is_empty() || state().contains(") Z ");
+        let since = std::time::Instant::now();
+        while !has_ended() {
+            assert!(since.elapsed() < Duration::from_secs(20), "{}", state());
+        }
     }
 
     #[test]

@@ -167,9 +167,12 @@ fn dontneed_readers(ctx: &Ctx) -> Outcome {
     churn.end()
 }
 
+/// A page that comes does so within this time; one that never does waits until all is over, which is later.
+const PATIENCE: Duration = Duration::from_secs(4);
+const LASTS: Duration = Duration::from_secs(5);
+
 /// Each page of the field that is looked at, at random until then, is there before long.
 fn comes_in_time(field: Span, deadline: Instant) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(4);
     let mut dice = Dice::new(1);
     let mut longest = Duration::ZERO;
     while Instant::now() < deadline {
@@ -184,7 +187,7 @@ fn comes_in_time(field: Span, deadline: Instant) -> Outcome {
 /// Two threads raise events in a tight loop; the third must get its pages all the same.
 fn event_storm(ctx: &Ctx) -> Outcome {
     let (field, _) = ctx.evicted()?;
-    let deadline = ctx.deadline();
+    let deadline = ctx.deadline().max(Instant::now() + LASTS);
     together(3, |index| {
         if index > 0 {
             while Instant::now() < deadline {
@@ -203,8 +206,6 @@ fn event_storm(ctx: &Ctx) -> Outcome {
 
 /// Three threads discard what is managed in a tight loop, and touch none of it; the fourth must get its pages all the same.
 fn discard_storm(ctx: &Ctx) -> Outcome {
-    /// If one never comes it waits until this is over.
-    const LASTS: Duration = Duration::from_secs(5);
     let idle = sys::map(3 << 20)?;
     idle.fill(7);
     let (field, _) = ctx.evicted()?;
@@ -224,9 +225,6 @@ fn discard_storm(ctx: &Ctx) -> Outcome {
 
 /// The kernel gives out faults before events: those of a crowd must not keep an event from being read.
 fn event_crowd(ctx: &Ctx) -> Outcome {
-    const PATIENCE: Duration = Duration::from_secs(4);
-    /// If one is never read, all wait until this is over.
-    const LASTS: Duration = Duration::from_secs(5);
     let (field, _) = ctx.evicted()?;
     let fresh = sys::map(16 * PAGE)?;
     let deadline = ctx.deadline().max(Instant::now() + LASTS);

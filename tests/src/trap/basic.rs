@@ -290,6 +290,9 @@ pub fn use_up_mappings() -> Result<(Span, usize), Stop> {
     // SAFETY: ours, and nothing is there.
     let opens = |page: &Span| unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ) } == 0;
     let count = reserve.pieces(2 * PAGE).take_while(opens).count();
+    if count == most {
+        return Err(Stop::Skip("vm.max_map_count is larger than what is filled here".into()));
+    }
     Ok((reserve, count))
 }
 

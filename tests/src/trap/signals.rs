@@ -399,6 +399,7 @@ fn signal_threads(ctx: &Ctx) -> Outcome {
         })
     })?;
     churn.end()?;
+    ensure!(HANDLED.load(Ordering::Relaxed) > 0, "no signal came");
     field.check(1)
 }
 
@@ -421,6 +422,7 @@ fn clone_storm(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })?;
+    ensure!(HANDLED.load(Ordering::Relaxed) > 0, "no signal came");
     field.check(1)
 }
 

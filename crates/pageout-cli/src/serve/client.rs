@@ -30,8 +30,8 @@ pub(super) struct Connection {
     pub(super) peer: i32,
     /// Its user.
     pub(super) uid: u32,
-    /// It is no keeper: it only looks.
-    pub(super) looks: bool,
+    /// It is no keeper: it looks, or switches a device.
+    pub(super) visits: bool,
     /// Set by `Hello`.
     pub(super) client: Option<Client>,
     /// Reason of the `Bye`, if it came.
@@ -49,8 +49,8 @@ impl Connection {
         match error.downcast_ref::<io::Error>().map(io::Error::kind) {
             // It ended before it had its answer.
             Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => return false,
-            // Who only looks and does not read is not waited for.
-            Some(io::ErrorKind::WouldBlock) if self.looks => {}
+            // Who visits and does not read is not waited for.
+            Some(io::ErrorKind::WouldBlock) if self.visits => {}
             _ => say::warning(format_args!("process {}: {error:#}; no longer served", self.peer)),
         }
         true

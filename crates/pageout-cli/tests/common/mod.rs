@@ -4,6 +4,7 @@
 //! the command. A test that needs a keeper plays it itself.
 #![allow(dead_code, missing_docs)]
 
+use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -86,9 +87,10 @@ impl Place {
         };
         // SAFETY: `signal` may be called between fork and exec.
         unsafe { command.pre_exec(start) };
-        for name in ["MEMORY", "SWAP", "SWAPIN", "MAX_ORDER", "STRICT", "STATS", "CONFIG", "AGENT_DIR"] {
-            command.env_remove(format!("PAGEOUT_{name}"));
-        }
+        let settings = env::vars_os().map(|(name, _)| name);
+        settings.filter(|name| name.as_encoded_bytes().starts_with(b"PAGEOUT_")).for_each(|name| {
+            command.env_remove(name);
+        });
         command
             .env_remove("LD_PRELOAD")
             .env("HOME", &self.0)

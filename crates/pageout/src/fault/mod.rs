@@ -18,7 +18,7 @@ mod zeros;
 
 use crate::engine::{Engine, Swapin, MOST_SPLITS};
 use crate::frame::CHUNK;
-use crate::kernel::{Fault, Kernel};
+use crate::kernel::{Fault, Found, Kernel};
 use crate::page::Tag;
 use crate::slot::Memory;
 use crate::space::{
@@ -551,9 +551,8 @@ impl<K: Kernel> Engine<K> {
     /// Is a page mapped that its word calls Resident? MADV_GUARD_INSTALL discards pages without an event, and
     /// nothing else is known to; such a page is a hole that the program asked for. What the kernel has swapped
     /// or is moving to another place in memory counts as mapped.
-    fn is_mapped(&self, at: usize) -> bool {
-        let mut found = [crate::kernel::Found { start: 0, end: 0, huge: false }; 1];
-        self.kernel.scan(at, at + PAGE, &mut found).0 == 1
+    pub(crate) fn is_mapped(&self, at: usize) -> bool {
+        self.kernel.scan(at, at + PAGE, &mut [Found::NONE]).0 == 1
     }
 
     /// The stream of its thread that a fault continues. No block lock held.

@@ -88,15 +88,17 @@ impl fmt::Display for LinuxError {
         match self {
             LinuxError::Userfaultfd(error) => error.fmt(f),
             LinuxError::Proc(file, errno) => {
-                let remedy = match *errno {
-                    Errno::MFILE | Errno::NFILE => "raise ulimit -n",
+                let (why, remedy) = match *errno {
+                    Errno::MFILE | Errno::NFILE => ("too many open files", "raise ulimit -n"),
                     // Who changes its user is not dumpable, and such files are root's.
-                    Errno::ACCESS | Errno::PERM => {
-                        "call prctl(PR_SET_DUMPABLE, 1), if the program has changed its user"
-                    }
-                    _ => "is /proc mounted?",
+                    Errno::ACCESS | Errno::PERM => (
+                        "permission denied",
+                        "call prctl(PR_SET_DUMPABLE, 1), if the program has changed its user",
+                    ),
+                    Errno::NOENT => ("not there", "is /proc mounted?"),
+                    _ => return write!(f, "/proc/self/{file}: {errno}; is /proc mounted?"),
                 };
-                write!(f, "/proc/self/{file}: {errno}; {remedy}")
+                write!(f, "/proc/self/{file}: {why}; {remedy}")
             }
             LinuxError::Descriptor(errno) => {
                 write!(f, "no descriptor for inline delivery: {errno}; raise ulimit -n")

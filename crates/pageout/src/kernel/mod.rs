@@ -1,8 +1,8 @@
 //! The kernel as the engine sees it: one small trait, so that a simulated kernel can stand in for it.
 //!
 //! Everything that touches managed memory or its mappings goes through here. Addresses and lengths are
-//! bytes, multiples of 4096. All methods may be called from any engine thread; each says which lock its
-//! caller holds. None allocates but `is_own`, which is asked of who touched a frame.
+//! bytes, multiples of 4096. All methods may be called from any engine thread; where it matters they say which
+//! lock the caller holds. None allocates but `is_own`, which is asked of who touched a frame.
 
 mod linux;
 #[cfg(any(test, feature = "simulated", loom, shuttle))]

@@ -250,7 +250,7 @@ impl Policy {
         self.trial.units > room || self.main.turns.is_empty()
     }
 
-    /// Decides which of a candidate's pages leave. None: it was queued again.
+    /// Decides which of a candidate's pages leave. 0: it was queued again.
     pub fn judge(&mut self, turn: Turn, usage: &Usage, resident: u16) -> u16 {
         if usage.sampled != 0 && self.on_trial {
             // Watched for longer than a trial lasts.

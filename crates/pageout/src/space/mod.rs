@@ -4,7 +4,7 @@
 //! page that is known of them. Everything in a block is guarded by the block's lock, which comes after the events lock and
 //! before all others.
 //!
-//! Memory: 16 words and 16 checksums a unit, 400 bytes for 64 KiB, so one page touched here and there
+//! Memory: 16 words and 16 checksums a unit, 416 bytes for 64 KiB, so one page touched here and there
 //! costs less than a page of its own; a dense gigabyte costs 6.5 MiB. Units go once all of them is unmapped; blocks, which
 //! are looked up without a lock, stay: 300 bytes for each 2 MiB that were ever managed, and 4 KiB for each GiB.
 

@@ -7,7 +7,7 @@
 //! settle   events shared, block lock: Cached → Swapped or Zero; else the page came back or is gone
 //! ```
 //! The frame belongs to the evictor from leave to settle, whatever happens to the page; then it is filled and
-//! free. A page that finds no room, or whose write failed twice, is moved back: nothing is lost.
+//! free. A page that finds no room, or whose write failed twice, is copied back: nothing is lost.
 
 use super::leave::Left;
 use crate::device::Run;
@@ -205,7 +205,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Pages that MOVE refused as busy are either shared since a fork, then a write makes them the process's
     /// own and they can leave, or pinned, then they stay. Not more than find a place: what does not is a copy for nothing.
-    /// False: there were none.
+    /// False: none was.
     fn unshare(&self, out: &mut Outgoing) -> bool {
         let mut room = self.place.free();
         let mut any = false;
