@@ -179,93 +179,131 @@ fn end_as(status: ExitStatus, server: Server) -> i32 {
     128 + signal
 }
 
-/// Serves until the program has ended, and those that it left; how it ended.
+/// Serves until the program has ended, and those that it left; how it ended. `early`: signals that came before it was there.
 fn look_after(
     main: i32,
-    (signals, early, mut witness): (&Signals, Vec<Signal>, Option<Witness>),
+    (signals, early, witness): (&Signals, Vec<Signal>, Option<Witness>),
     server: &mut Server,
     mut strays: Strays,
 ) -> Result<ExitStatus> {
-    let mut ended = None;
-    // What was to end the program, and when it had ended by that.
-    let (mut told, mut stopped) = (Vec::new(), None::<Instant>);
-    // Since when nobody who is served lives any more, and the program neither.
-    let mut deserted = None;
-    let mut said = false;
+    let mut watch =
+        Watch { main, witness, ended: None, told: Vec::new(), stopped: None, deserted: None, said: false };
     let mut early = Some(early);
     loop {
-        if let Some(status) = ended {
-            if server.living() > 0 {
-                deserted = None;
-                // A fork's child on the way to what it inherits would be killed.
-                if stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS) && !server.awaits_heirs() {
-                    leave_behind(server, "the program has ended as it was told");
-                    return Ok(status);
-                }
-                if !said {
-                    say::info("the program has ended; staying for the processes that it left");
-                    said = true;
-                }
-            } else {
-                let patience = strays.patience().unwrap_or(LAST_WORDS);
-                let patient = deserted.get_or_insert_with(Instant::now).elapsed() < patience;
-                // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
-                // do without us, however long it takes.
-                let more = server.awaits_heirs() || patient && tree::has_children_but(&server.known());
-                if !more && (server.is_idle() || !patient) {
-                    return Ok(status);
-                }
-            }
+        if let Some(status) = watch.ended.filter(|_| watch.is_over(server, &strays)) {
+            return Ok(status);
         }
-        // A child that says nothing ends without a word to us, too.
-        let soon = deserted.or(stopped).map(|_| Duration::from_millis(20));
-        let judged = witness.as_ref().and_then(Witness::due_in);
         let first = early.is_some().then_some(Duration::ZERO);
-        let timeout = soon.into_iter().chain(judged).chain(first).chain([strays.due_in()]).min();
+        let timeout = watch.due_in().into_iter().chain(first).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
-        // What came before the program was there, or as it was made, it may not have got. Twice does no harm then.
         let is_early = early.is_some();
         for signal in early.take().into_iter().flatten().chain(iter::from_fn(|| signals.next())) {
-            let ends = is_to_end(&signal);
-            if ends && !told.contains(&signal.number) {
-                told.push(signal.number);
-            }
-            match (signal.number, ended) {
-                (libc::SIGCHLD, _) => {}
-                (_, None) if is_early => signal.send_to(main),
-                (number, None) if !signal.from_process && is_for_us_alone(number) => sys::kill(main, number),
-                (_, None) if signal.from_process => match &mut witness {
-                    Some(witness) => witness.ask(signal),
-                    None => signal.send_to(main),
-                },
+            match watch.ended {
+                None => watch.pass_on(signal, is_early),
                 // nohup(1) wants what was left to stay as well.
-                (number, Some(status)) if ends => {
-                    leave_behind(server, &format!("ended by signal {number}"));
+                Some(status) if is_to_end(&signal) => {
+                    leave_behind(server, &format!("ended by signal {}", signal.number));
                     return Ok(status);
                 }
-                _ => {}
+                Some(_) => {}
             }
         }
-        while let Some(signal) = witness.as_mut().and_then(Witness::next_for_us) {
-            signal.send_to(main);
-        }
-        while let Some((pid, status)) = sys::reap() {
-            // Another may have its number by now.
-            if pid == main && ended.is_none() {
-                (ended, witness) = (Some(status), None);
-                // SIGTERM asks for nothing else; the others may have asked for something long ago.
-                let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
-                stopped = told.iter().copied().any(was_told).then(Instant::now);
-                strays.look_soon();
-            } else if let Some(witness) = witness.take_if(|witness| witness.is(pid)) {
-                witness.has_ended().into_iter().for_each(|signal| signal.send_to(main));
-            }
+        watch.pass_on_judged();
+        if watch.reap() {
+            strays.look_soon();
         }
         if strays.due_in().is_zero() {
             let found = strays.look(&server.known(), |name| server.has_told_of(name));
             server.cannot_limit(found);
             server.set_strangers(strays.strangers());
         }
+    }
+}
+
+/// What is known of the program, and of those that it leaves.
+struct Watch {
+    main: i32,
+    witness: Option<Witness>,
+    /// How the program ended.
+    ended: Option<ExitStatus>,
+    /// What was to end it, and when it had ended by that.
+    told: Vec<i32>,
+    stopped: Option<Instant>,
+    /// Since when nobody who is served lives any more, and the program neither.
+    deserted: Option<Instant>,
+    /// That we stay.
+    said: bool,
+}
+
+impl Watch {
+    /// The program has ended: is there nobody to stay for?
+    fn is_over(&mut self, server: &mut Server, strays: &Strays) -> bool {
+        if server.living() > 0 {
+            self.deserted = None;
+            let is_stopped = self.stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS);
+            // A fork's child on the way to what it inherits would be killed.
+            if is_stopped && !server.awaits_heirs() {
+                leave_behind(server, "the program has ended as it was told");
+                return true;
+            }
+            if !std::mem::replace(&mut self.said, true) {
+                say::info("the program has ended; staying for the processes that it left");
+            }
+            return false;
+        }
+        let patience = strays.patience().unwrap_or(LAST_WORDS);
+        let patient = self.deserted.get_or_insert_with(Instant::now).elapsed() < patience;
+        // Some of what was left may be about to say hello. A fork's child that has something to inherit cannot
+        // do without us, however long it takes.
+        let more = server.awaits_heirs() || patient && tree::has_children_but(&server.known());
+        !more && (server.is_idle() || !patient)
+    }
+
+    /// When to look again.
+    fn due_in(&self) -> Option<Duration> {
+        // A child that says nothing ends without a word to us, too.
+        let soon = self.deserted.or(self.stopped).map(|_| Duration::from_millis(20));
+        soon.into_iter().chain(self.witness.as_ref().and_then(Witness::due_in)).min()
+    }
+
+    /// A signal goes on to the program, unless it has got it. What is `early`, from before it was there or as it was made, it may
+    /// not have got; twice does no harm then.
+    fn pass_on(&mut self, signal: Signal, early: bool) {
+        if is_to_end(&signal) && !self.told.contains(&signal.number) {
+            self.told.push(signal.number);
+        }
+        let is_ours = !signal.from_process && is_for_us_alone(signal.number);
+        match &mut self.witness {
+            _ if signal.number == libc::SIGCHLD => {}
+            _ if early || is_ours => signal.send_to(self.main),
+            Some(witness) if signal.from_process => witness.ask(signal),
+            None if signal.from_process => signal.send_to(self.main),
+            _ => {}
+        }
+    }
+
+    /// What the witness has not got goes on.
+    fn pass_on_judged(&mut self) {
+        while let Some(signal) = self.witness.as_mut().and_then(Witness::next_for_us) {
+            signal.send_to(self.main);
+        }
+    }
+
+    /// Waits for who has ended; true if the program has.
+    fn reap(&mut self) -> bool {
+        let had_ended = self.ended.is_some();
+        while let Some((pid, status)) = sys::reap() {
+            // Another may have its number by now.
+            if pid == self.main && self.ended.is_none() {
+                (self.ended, self.witness) = (Some(status), None);
+                // SIGTERM asks for nothing else; the others may have asked for something long ago.
+                let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
+                self.stopped = self.told.iter().copied().any(was_told).then(Instant::now);
+            } else if let Some(witness) = self.witness.take_if(|witness| witness.is(pid)) {
+                witness.has_ended().into_iter().for_each(|signal| signal.send_to(self.main));
+            }
+        }
+        !had_ended && self.ended.is_some()
     }
 }
 
