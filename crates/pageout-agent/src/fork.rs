@@ -170,7 +170,8 @@ pub fn child_inherits() {
 pub fn inherit() {
     HEIR.store(WAITING, Ordering::SeqCst);
     GENERATIONS.fetch_add(1, Ordering::Relaxed);
-    if !twin::come_in() || !begin() {
+    let has_keeper = twin::come_in() && begin();
+    if !has_keeper {
         HEIR.store(LOST, Ordering::SeqCst);
     }
     let mut patience = 600;
@@ -182,11 +183,10 @@ pub fn inherit() {
                 patience -= 1;
             }
             _ => {
+                let (me, more) = (rustix::process::getpid().as_raw_nonzero(), keeper::MORE_TASKS);
+                let remedy = if has_keeper { format_args!("") } else { format_args!("; {more}") };
                 sys::complain_of(format_args!(
-                    "process {}: the child of a fork got no engine of its own; killed, so that it cannot go on with zeros; if \
-                     there was no room for a process more, {}",
-                    rustix::process::getpid().as_raw_nonzero(),
-                    keeper::MORE_TASKS
+                    "process {me}: the child of a fork got no engine of its own; killed, so that it cannot go on with zeros{remedy}"
                 ));
                 sys::kill_self()
             }

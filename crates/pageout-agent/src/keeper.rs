@@ -31,6 +31,8 @@ pub const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u"
 /// How often a connection that run has closed is tried again, after so many ns each.
 const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;
+/// How often who inherits looks for a socket that somebody has removed just now, as long each: run makes it again.
+const ABSENCES: usize = 300;
 
 /// The path of a run's socket, kept where a fork's child and the keeper find it.
 #[derive(Clone, Copy)]
@@ -404,10 +406,11 @@ extern "C" fn keeper(_: usize) -> ! {
 
 /// Says hello. A run that ends just then has closed the connection, and soon its socket: that is what its absence looks like.
 fn connect(program: u32) -> Result<(Link, Welcome), Errno> {
-    let mut resets = 0;
+    let (mut resets, mut absences) = (0, 0);
     loop {
         match Link::connect(path().as_bytes(), program) {
             Err(Errno::CONNRESET | Errno::PIPE) if resets < RESETS => resets += 1,
+            Err(Errno::NOENT | Errno::CONNREFUSED) if absences < ABSENCES && fork::is_heir() => absences += 1,
             met => return met,
         }
         let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: RESET_NAP });

@@ -144,7 +144,9 @@ impl Server {
     fn keep_name(&mut self) {
         if self.listener.is_nameless() {
             match self.listener.again() {
-                Ok(()) => say::info("somebody has removed the run's socket; it is there again"),
+                Ok(()) => say::warning(
+                    "somebody had removed the run's socket, which is there again; what was executed meanwhile has no limit",
+                ),
                 Err(why) => self.told.nameless(&self.listener.path, &why),
             }
         }

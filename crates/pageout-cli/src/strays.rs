@@ -176,7 +176,13 @@ impl Strays {
             // Who is one stays one: if it gets a keeper it is known.
             let may_come =
                 !suspect.stray && (age < PATIENCE || has_keeper(process) || is_awaited(&mut suspect));
-            if !may_come && !suspect.stray {
+            // A keeper whose program was killed while it waited to be served.
+            let is_keeper = || {
+                let is_agent =
+                    || Loaded::of(process.thread, "maps", &self.agent).is_some_and(|loaded| loaded.agent);
+                process.parent == me && process.name == "pageout" && is_agent()
+            };
+            if !may_come && !suspect.stray && !is_keeper() {
                 suspect.stray = self.treat(process, &is_told);
                 found.extend((suspect.stray && !self.strict).then(|| (process.clone(), Why::Stray)));
             }

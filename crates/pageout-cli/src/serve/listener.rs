@@ -35,9 +35,9 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Is the name gone, with the directory maybe (who tidies `/tmp`, the last logout)?
+    /// Is the name gone, with the directory maybe (who tidies `/tmp`, the last logout), or another's?
     pub(super) fn is_nameless(&self) -> bool {
-        identity(&self.path).is_none()
+        identity(&self.path) != self.identity
     }
 
     /// The same name once more. Who waits for the old one's answer is reset, and tries again.
@@ -46,6 +46,7 @@ impl Listener {
         if self.path.parent() != Some(directory.as_path()) {
             bail!("now it would be in {}", directory.display());
         }
+        let _turn = sys::lock(&directory).ok();
         // What it was is dropped, and has no name to remove.
         *self = Self::at(self.path.clone(), self.reach).map_err(|error| anyhow!("{}", reason(&error)))?;
         Ok(())
