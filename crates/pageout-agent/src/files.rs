@@ -2,8 +2,8 @@
 //!
 //! It has its place already, so nothing is written here: the kernel is asked to reclaim it (MADV_PAGEOUT). That loses nothing,
 //! whatever has come to lie there meanwhile, unlike MADV_DONTNEED. The kernel does it for files that the user owns or may write,
-//! where no other process has mapped the page; the rest stays, and counts as what cannot go. So do files in memory (tmpfs), of
-//! which nothing would be gained.
+//! where no other process has mapped the page; the rest stays, and counts as what cannot go. Of files that are another's that is
+//! known beforehand ([`is_refused`]). So do files in memory (tmpfs) stay, of which nothing would be gained.
 //!
 //! What is new goes first, before any memory of the program's. What comes back soon stays, and counts like the program's own
 //! memory; each unit has its turn as often as those ([`pageout::reclaim::files`]). But the least that a process keeps is of its own.
@@ -25,6 +25,7 @@ use pageout::space::discover::{mounted, Area, DeviceNumber};
 use pageout::space::{BLOCK, PAGE, UNIT, UNIT_PAGES};
 use pageout::stats::Stats;
 use pageout::sync::{Bell, Lock, LockClass, FOREVER};
+use rustix::fs::{Access, AtFlags};
 
 /// Runs of pages that are looked for at once.
 const RUNS: usize = 64;
@@ -39,6 +40,8 @@ const MARGIN: usize = 32;
 const TURN_EVERY: u64 = 100_000_000;
 /// The same of making the thread, where there is no room for it.
 const TRY_EVERY: u64 = 1_000_000_000;
+/// Files whose names are remembered; then they are looked at anew.
+const MOST_KNOWN: usize = 4096;
 /// No round; one for what is new and what is cold; one in which each unit has its turn. Either ends when there is room.
 const NONE: u32 = 0;
 const NEW: u32 = 1;
@@ -54,6 +57,8 @@ struct Mapped {
     file: (DeviceNumber, u64),
     is_code: bool,
     is_shared: bool,
+    /// The kernel does not reclaim it for us.
+    is_refused: bool,
 }
 
 impl Mapped {
@@ -80,10 +85,15 @@ impl Mapped {
     }
 }
 
+/// A file, and the path where it was mapped from.
+type Name = ((DeviceNumber, u64), Vec<u8>);
+
 /// What the first thread and the one that reclaims share.
 pub struct Files {
     /// What is mapped, when that has changed.
     found: Lock<Option<Vec<Mapped>>>,
+    /// Files that were not there before.
+    names: Lock<Vec<Name>>,
     asked: AtomicU32,
     bell: Bell,
     /// Pages of files, and of memory shared on purpose, that stay: there after the last round that came to its end.
@@ -100,6 +110,7 @@ impl Files {
         static LOCKS: LockClass = LockClass::new();
         Self {
             found: Lock::new(None, &LOCKS),
+            names: Lock::new(Vec::new(), &LOCKS),
             asked: AtomicU32::new(NONE),
             bell: Bell::new(),
             left: AtomicUsize::new(0),
@@ -128,6 +139,9 @@ pub struct Eye {
     found: Vec<Mapped>,
     /// [`Files`] does not know of it yet.
     fresh: bool,
+    /// Files whose names it has been told, in order, unless they would all be reclaimed; and those that it is to be told.
+    known: Option<Vec<(DeviceNumber, u64)>>,
+    names: Vec<Name>,
     /// Of what is there, pages that do not count: they are to go.
     going: usize,
     /// There is a thread that reclaims; and when (ns) it is tried again to make it.
@@ -146,6 +160,8 @@ impl Eye {
             devices: Vec::new(),
             found: Vec::new(),
             fresh: false,
+            known: (!sys::owns_all_files()).then(Vec::new),
+            names: Vec::new(),
             going: 0,
             works: false,
             next_try: 0,
@@ -174,7 +190,25 @@ impl Eye {
         let base = area.start.wrapping_sub(area.offset());
         let [is_code, is_shared] =
             [(2, b'x'), (3, b's')].map(|(at, it)| area.permissions.get(at) == Some(&it));
-        self.found.push(Mapped { start: area.start, end: area.end, base, file, is_code, is_shared });
+        let is_refused = false;
+        self.found.push(Mapped {
+            start: area.start,
+            end: area.end,
+            base,
+            file,
+            is_code,
+            is_shared,
+            is_refused,
+        });
+        if let Some(known) = &mut self.known {
+            if known.len() >= MOST_KNOWN {
+                known.clear();
+            }
+            if let Err(at) = known.binary_search(&file) {
+                known.insert(at, file);
+                self.names.push((file, area.name.to_vec()));
+            }
+        }
     }
 
     /// Do files there take memory only while they are used?
@@ -213,6 +247,7 @@ impl Eye {
         files.allowance.store(allowance, Ordering::Relaxed);
         if core::mem::take(&mut self.fresh) {
             self.found.retain(|mapped| Some(mapped.file) != self.own);
+            files.names.lock().append(&mut self.names);
             *files.found.lock() = Some(self.found.clone());
         }
         if self.found.is_empty() {
@@ -279,8 +314,11 @@ extern "C" fn reclaim(keeper: usize) -> ! {
             files.bell.wait(heard, FOREVER);
             continue;
         }
-        if let Some(found) = files.found.lock().take() {
-            hand.mapped = found;
+        let found = files.found.lock().take();
+        let names = core::mem::take(&mut *files.names.lock());
+        hand.judge(names);
+        if let Some(found) = found {
+            hand.take(found);
         }
         hand.round(asked == TURN);
         files.asked.store(NONE, Ordering::Release);
@@ -292,6 +330,8 @@ struct Hand {
     files: &'static Files,
     engine: &'static Engine<Linux>,
     mapped: Vec<Mapped>,
+    /// Files that the kernel does not reclaim for us, in order.
+    refused: Vec<(DeviceNumber, u64)>,
     units: FileUnits,
     /// Where it stands.
     at: usize,
@@ -310,6 +350,7 @@ impl Hand {
             files,
             engine,
             mapped: Vec::new(),
+            refused: Vec::new(),
             units: FileUnits::default(),
             at: 0,
             left: VecDeque::new(),
@@ -319,13 +360,36 @@ impl Hand {
         }
     }
 
+    /// Looks at files that are new. It may take a disk's time.
+    fn judge(&mut self, names: Vec<Name>) {
+        for (file, path) in names {
+            if self.refused.len() >= MOST_KNOWN {
+                self.refused.clear();
+            }
+            match (self.refused.binary_search(&file), is_refused(&path, file.1)) {
+                (Err(at), true) => self.refused.insert(at, file),
+                // Another file has that number now.
+                (Ok(at), false) => _ = self.refused.remove(at),
+                _ => {}
+            }
+        }
+    }
+
+    /// These are mapped.
+    fn take(&mut self, mut found: Vec<Mapped>) {
+        found.iter_mut().for_each(|area| area.is_refused = self.refused.binary_search(&area.file).is_ok());
+        self.mapped = found;
+    }
+
     /// One round, until there is room; in a `turn` each unit has its turn, else what is cold goes.
     fn round(&mut self, turn: bool) {
         let before = self.engine.kernel.statm().shared;
         let capacity = self.files.allowance.load(Ordering::Relaxed) / UNIT_PAGES;
         self.units.begin(self.clock(), capacity.try_into().unwrap_or(u32::MAX), turn);
         self.look_back();
-        (self.gone, self.met, self.movable) = (0, 0, 0);
+        let refused = self.mapped.iter().filter(|area| area.is_refused);
+        let refused: usize = refused.map(|area| self.count(area, area.start, area.end)).sum();
+        (self.gone, self.met, self.movable) = (0, refused, 0);
         let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
         let first = mapped.partition_point(|area| area.end <= at);
         let ahead = mapped[first..].iter().map(|area| (area, area.start.max(at), area.end));
@@ -337,6 +401,7 @@ impl Hand {
         let shared = self.engine.kernel.statm().shared;
         if !is_whole {
             self.files.left.fetch_min(shared, Ordering::Relaxed);
+            self.files.left.fetch_max(refused.min(shared), Ordering::Relaxed);
             return;
         }
         // What has come meanwhile was not looked at.
@@ -366,6 +431,9 @@ impl Hand {
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
     fn pass(&mut self, area: &Mapped, mut at: usize, end: usize) -> bool {
+        if area.is_refused {
+            return true;
+        }
         let mut leaving = (0, 0);
         while at < end {
             let mut runs = NO_RUNS;
@@ -466,6 +534,15 @@ impl Hand {
             }
         });
     }
+}
+
+/// Does the kernel reclaim a file, of this path and number, for who owns it or may write it, and we are neither? Where that cannot
+/// be told it is tried.
+fn is_refused(path: &[u8], number: u64) -> bool {
+    let Ok(about) = rustix::fs::stat(path) else { return false };
+    let may_write =
+        || rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
+    about.st_ino == number && about.st_uid != rustix::process::geteuid().as_raw() && !may_write()
 }
 
 /// Calls `each` with what is there of each unit.

@@ -186,6 +186,12 @@ pub fn time(clock: ClockId) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Counts the calling thread as the owner of every file, where it has come to?
+pub fn owns_all_files() -> bool {
+    let sets = rustix::thread::capabilities(None);
+    sets.is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::FOWNER))
+}
+
 /// The calling thread's number.
 pub fn own_number() -> u32 {
     gettid().as_raw_nonzero().get() as u32
