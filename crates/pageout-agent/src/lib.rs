@@ -169,7 +169,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     if begins.1 && begins.0.is_empty() {
         let of = keeper::program();
         keeper::give_up(format_args!(
-            "process {of}: no memory for its engine: killed; raise vm.max_map_count, ulimit -v or ulimit -d"
+            "process {of}: no memory for its engine; raise vm.max_map_count, ulimit -v or ulimit -d"
         ))
     }
     keeper::give_up(format_args!("{info}"))
