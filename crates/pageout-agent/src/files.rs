@@ -57,8 +57,6 @@ struct Mapped {
     file: (DeviceNumber, u64),
     is_code: bool,
     is_shared: bool,
-    /// The kernel does not reclaim it for us.
-    is_refused: bool,
 }
 
 impl Mapped {
@@ -190,16 +188,7 @@ impl Eye {
         let base = area.start.wrapping_sub(area.offset());
         let [is_code, is_shared] =
             [(2, b'x'), (3, b's')].map(|(at, it)| area.permissions.get(at) == Some(&it));
-        let is_refused = false;
-        self.found.push(Mapped {
-            start: area.start,
-            end: area.end,
-            base,
-            file,
-            is_code,
-            is_shared,
-            is_refused,
-        });
+        self.found.push(Mapped { start: area.start, end: area.end, base, file, is_code, is_shared });
         if let Some(known) = &mut self.known {
             if known.len() >= MOST_KNOWN {
                 known.clear();
@@ -330,7 +319,8 @@ struct Hand {
     files: &'static Files,
     engine: &'static Engine<Linux>,
     mapped: Vec<Mapped>,
-    /// Files that the kernel does not reclaim for us, in order.
+    /// What the kernel does not reclaim for us, and the files of that, in order.
+    staying: Vec<Mapped>,
     refused: Vec<(DeviceNumber, u64)>,
     units: FileUnits,
     /// Where it stands.
@@ -350,6 +340,7 @@ impl Hand {
             files,
             engine,
             mapped: Vec::new(),
+            staying: Vec::new(),
             refused: Vec::new(),
             units: FileUnits::default(),
             at: 0,
@@ -376,9 +367,9 @@ impl Hand {
     }
 
     /// These are mapped.
-    fn take(&mut self, mut found: Vec<Mapped>) {
-        found.iter_mut().for_each(|area| area.is_refused = self.refused.binary_search(&area.file).is_ok());
-        self.mapped = found;
+    fn take(&mut self, found: Vec<Mapped>) {
+        let stays = |area: &Mapped| self.refused.binary_search(&area.file).is_ok();
+        (self.staying, self.mapped) = found.into_iter().partition(stays);
     }
 
     /// One round, until there is room; in a `turn` each unit has its turn, else what is cold goes.
@@ -387,9 +378,8 @@ impl Hand {
         let capacity = self.files.allowance.load(Ordering::Relaxed) / UNIT_PAGES;
         self.units.begin(self.clock(), capacity.try_into().unwrap_or(u32::MAX), turn);
         self.look_back();
-        let refused = self.mapped.iter().filter(|area| area.is_refused);
-        let refused: usize = refused.map(|area| self.count(area, area.start, area.end)).sum();
-        (self.gone, self.met, self.movable) = (0, refused, 0);
+        let staying = self.staying.iter().map(|area| self.count(area, area.start, area.end)).sum();
+        (self.gone, self.met, self.movable) = (0, staying, 0);
         let (mapped, at) = (core::mem::take(&mut self.mapped), self.at);
         let first = mapped.partition_point(|area| area.end <= at);
         let ahead = mapped[first..].iter().map(|area| (area, area.start.max(at), area.end));
@@ -401,7 +391,7 @@ impl Hand {
         let shared = self.engine.kernel.statm().shared;
         if !is_whole {
             self.files.left.fetch_min(shared, Ordering::Relaxed);
-            self.files.left.fetch_max(refused.min(shared), Ordering::Relaxed);
+            self.files.left.fetch_max(staying.min(shared), Ordering::Relaxed);
             return;
         }
         // What has come meanwhile was not looked at.
@@ -431,9 +421,6 @@ impl Hand {
 
     /// Goes through a part of a mapping; false: it stopped there, for there is room.
     fn pass(&mut self, area: &Mapped, mut at: usize, end: usize) -> bool {
-        if area.is_refused {
-            return true;
-        }
         let mut leaving = (0, 0);
         while at < end {
             let mut runs = NO_RUNS;

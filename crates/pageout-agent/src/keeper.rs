@@ -28,6 +28,8 @@ const HIRE_AGAIN: i64 = 50_000_000;
 const HIRE_ATTEMPTS: usize = 200;
 /// What to do about that.
 pub const MORE_TASKS: &str = "raise pids.max of its control group, or ulimit -u";
+/// The same of memory.
+pub const MORE_MEMORY: &str = "raise vm.max_map_count, ulimit -v or ulimit -d";
 /// How often a connection that run has closed is tried again, after so many ns each.
 const RESETS: usize = 5;
 const RESET_NAP: i64 = 10_000_000;

@@ -151,26 +151,13 @@ unsafe fn variable<'a>(mut environment: *const *const c_char, name: &[u8]) -> Op
 /// connection, and `pageout run` ends the program, if anything of it is out; the line below says why.
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    /// What is still to come of these words, and whether all that came was of them.
-    struct Begins(&'static [u8], bool);
-
-    impl core::fmt::Write for Begins {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            let (here, rest) = self.0.split_at(self.0.len().min(text.len()));
-            self.1 &= text.as_bytes().starts_with(here);
-            self.0 = rest;
-            Ok(())
-        }
-    }
-
-    // As `alloc` says it.
-    let mut begins = Begins(b"memory allocation of", true);
-    let _ = core::fmt::Write::write_fmt(&mut begins, format_args!("{}", info.message()));
-    if begins.1 && begins.0.is_empty() {
-        let of = keeper::program();
-        keeper::give_up(format_args!(
-            "process {of}: no memory for its engine; raise vm.max_map_count, ulimit -v or ulimit -d"
-        ))
+    /// As `alloc` says it.
+    const NO_MEMORY: &[u8] = b"memory allocation of";
+    let mut words = [0; NO_MEMORY.len()];
+    sys::write_line(&mut words, format_args!("{}", info.message()));
+    if words == NO_MEMORY {
+        let (of, more) = (keeper::program(), keeper::MORE_MEMORY);
+        keeper::give_up(format_args!("process {of}: no memory for its engine; {more}"))
     }
     keeper::give_up(format_args!("{info}"))
 }

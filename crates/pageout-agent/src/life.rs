@@ -415,14 +415,12 @@ impl Life {
         heir: Option<&heir::File>,
     ) -> Engine<Linux> {
         let fate = if heir.is_some() { "killed" } else { "it runs without a limit" };
-        let need = |what: Result<usize, Errno>| {
-            match what {
+        let (of, more) = (keeper::program(), keeper::MORE_MEMORY);
+        let need = |what: Result<usize, Errno>| match what {
             Ok(address) => address,
-            Err(errno) => give_up(format_args!(
-                "process {}: no memory for its engine ({errno}): {fate}; raise vm.max_map_count, ulimit -v or ulimit -d",
-                keeper::program()
-            )),
-        }
+            Err(errno) => {
+                give_up(format_args!("process {of}: no memory for its engine ({errno}): {fate}; {more}"))
+            }
         };
         let limit_pages = (self.settings.limit_bytes as usize) / PAGE;
         let (frames, huge) = Frames::counts(limit_pages);

@@ -140,18 +140,6 @@ impl Server {
         self.program = (pid, name);
     }
 
-    /// Has its name again, where somebody has removed that: what begins would find nobody there.
-    fn keep_name(&mut self) {
-        if self.listener.is_nameless() {
-            match self.listener.again() {
-                Ok(()) => say::warning(
-                    "somebody had removed the run's socket, which is there again; what was executed meanwhile has no limit",
-                ),
-                Err(why) => self.told.nameless(&self.listener.path, &why),
-            }
-        }
-    }
-
     /// Processes that are not of the run, though they may be our children.
     pub fn set_strangers(&mut self, strangers: HashSet<i32>) {
         self.strangers = strangers;
@@ -621,6 +609,18 @@ impl Server {
             match leaving.client.has_ended() {
                 true => self.bury(leaving.client),
                 false => self.leaving.push(leaving),
+            }
+        }
+    }
+
+    /// Has its name again, where somebody has removed that: what begins would find nobody there.
+    fn keep_name(&mut self) {
+        if self.listener.is_nameless() {
+            match self.listener.again() {
+                Ok(()) => say::warning(
+                    "somebody had removed the run's socket, which is there again; what was executed meanwhile has no limit",
+                ),
+                Err(why) => self.told.nameless(&self.listener.path, &why),
             }
         }
     }

@@ -145,9 +145,13 @@ pub fn all_descendants() -> Option<Vec<Process>> {
 
 /// Those whose parents are not in our namespace of process numbers; its first process among them.
 pub fn without_parent() -> Vec<Process> {
+    all_pids().filter_map(Process::of).filter(|process| process.parent == 0).collect()
+}
+
+/// The processes that /proc lists, as far as it can be read.
+fn all_pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
-    let all = entries.filter_map(|entry| Process::of(entry.ok()?.file_name().to_str()?.parse().ok()?));
-    all.filter(|process| process.parent == 0).collect()
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// Has the calling process, which reaps in this thread only, children that are not among `known` and have not ended,
@@ -235,9 +239,7 @@ pub fn namespace_ends(namespace: &Path) -> bool {
 
 /// What we call the process that has a number in a namespace.
 fn called(pid: i32, there: &Path) -> Option<i32> {
-    let entries = fs::read_dir("/proc").ok()?;
-    let all = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    all.filter(|&candidate| namespace(candidate).as_deref() == Some(there)).find(|candidate| {
+    all_pids().filter(|&candidate| namespace(candidate).as_deref() == Some(there)).find(|candidate| {
         sys::text_of(format!("/proc/{candidate}/status")).and_then(|status| innermost_pid(&status))
             == Some(pid)
     })

@@ -500,8 +500,9 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// MOVE, or COPY of a single page below the limit or where that has been faster, and where MOVE cannot (a read-only mapping, a frame that a device has just let go of); of half as many where
-    /// neither can, for they may lie over a border of mappings. `asked`: the address of the page that somebody waits for.
+    /// MOVE, or COPY of a single page below the limit or where that has been faster, and where MOVE cannot (a read-only mapping, a
+    /// frame that a device has just let go of); of half as many where neither can, for they may lie over a border of mappings.
+    /// `asked`: the address of the page that somebody waits for.
     pub(crate) fn map(&self, to: usize, from: usize, pages: usize, asked: Option<usize>) -> Mapped {
         if pages == 1 && (!self.is_full() || self.is_copied()) {
             return self.map_copy(to, from, 1, asked);
