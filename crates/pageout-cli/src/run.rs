@@ -118,8 +118,9 @@ pub fn run(options: &RunOptions) -> Result<i32> {
 
     sys::become_subreaper().context("subreaper")?;
     let mut command = command(&program, &options.command, &agent, &server);
-    signals.restore_in(&mut command, dispositions, open_files, umask);
     let witness = Witness::start();
+    witness.iter().for_each(|witness| witness.note_beginning_of(&mut command));
+    signals.restore_in(&mut command, dispositions, open_files, umask);
     // Of what we were before: a shell that had begun them executed us. And the witness.
     let earlier = tree::descendants_but(std::process::id() as i32, &HashSet::new());
     // Nobody else got what came so far.
@@ -186,20 +187,19 @@ fn look_after(
     server: &mut Server,
     mut strays: Strays,
 ) -> Result<ExitStatus> {
-    let mut watch =
-        Watch { main, witness, ended: None, told: Vec::new(), stopped: None, deserted: None, said: false };
-    let mut early = Some(early);
+    let (told, stopped, deserted) = (Vec::new(), None, None);
+    let mut watch = Watch { main, witness, begins: true, ended: None, told, stopped, deserted, said: false };
+    early.into_iter().for_each(|signal| watch.pass_on_early(signal));
     loop {
         if let Some(status) = watch.ended.filter(|_| watch.is_over(server, &strays)) {
             return Ok(status);
         }
-        let first = early.is_some().then_some(Duration::ZERO);
-        let timeout = watch.due_in().into_iter().chain(first).chain([strays.due_in()]).min();
+        let timeout = watch.due_in().into_iter().chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
-        let is_early = early.is_some();
-        for signal in early.take().into_iter().flatten().chain(iter::from_fn(|| signals.next())) {
+        let looked = sys::since_boot();
+        for signal in iter::from_fn(|| signals.next()) {
             match watch.ended {
-                None => watch.pass_on(signal, is_early),
+                None => watch.pass_on(signal),
                 // nohup(1) wants what was left to stay as well.
                 Some(status) if is_to_end(&signal) => {
                     leave_behind(server, &format!("ended by signal {}", signal.number));
@@ -208,7 +208,7 @@ fn look_after(
                 Some(_) => {}
             }
         }
-        watch.pass_on_judged();
+        watch.pass_on_judged(looked);
         if watch.reap() {
             strays.look_soon();
         }
@@ -224,6 +224,8 @@ fn look_after(
 struct Watch {
     main: i32,
     witness: Option<Witness>,
+    /// What is read came, or may have come, before the program was there.
+    begins: bool,
     /// How the program ended.
     ended: Option<ExitStatus>,
     /// What was to end it, and when it had ended by that.
@@ -266,25 +268,42 @@ impl Watch {
         soon.into_iter().chain(self.witness.as_ref().and_then(Witness::due_in)).min()
     }
 
-    /// A signal goes on to the program, unless it has got it. What is `early`, from before it was there or as it was made, it may
-    /// not have got; twice does no harm then.
-    fn pass_on(&mut self, signal: Signal, early: bool) {
-        if is_to_end(&signal) && !self.told.contains(&signal.number) {
-            self.told.push(signal.number);
+    /// A signal from before the program was there goes on to it.
+    fn pass_on_early(&mut self, signal: Signal) {
+        self.note(&signal);
+        if signal.number != libc::SIGCHLD {
+            signal.send_to(self.main);
         }
+    }
+
+    /// A signal goes on to the program, unless it has got it.
+    fn pass_on(&mut self, signal: Signal) {
+        self.note(&signal);
         let is_ours = !signal.from_process && is_for_us_alone(signal.number);
+        // The terminal's own go to all; the program may not have been there yet.
+        let may_be_ours = signal.from_process || self.begins;
         match &mut self.witness {
             _ if signal.number == libc::SIGCHLD => {}
-            _ if early || is_ours => signal.send_to(self.main),
-            Some(witness) if signal.from_process => witness.ask(signal),
-            None if signal.from_process => signal.send_to(self.main),
+            _ if is_ours => signal.send_to(self.main),
+            Some(witness) if may_be_ours => witness.ask(signal),
+            None if may_be_ours => signal.send_to(self.main),
             _ => {}
         }
     }
 
-    /// What the witness has not got goes on.
-    fn pass_on_judged(&mut self) {
-        while let Some(signal) = self.witness.as_mut().and_then(Witness::next_for_us) {
+    /// What is to end the program is remembered.
+    fn note(&mut self, signal: &Signal) {
+        if is_to_end(signal) && !self.told.contains(&signal.number) {
+            self.told.push(signal.number);
+        }
+    }
+
+    /// What the witness has not got goes on. All has been read that came before `looked`.
+    fn pass_on_judged(&mut self, looked: u64) {
+        self.begins = false;
+        let Some(witness) = &mut self.witness else { return };
+        witness.has_read(looked);
+        while let Some(signal) = witness.next_for_us() {
             signal.send_to(self.main);
         }
     }

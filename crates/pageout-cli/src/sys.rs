@@ -99,13 +99,18 @@ pub fn has_xattr(path: &Path, name: &CStr) -> bool {
 
 /// The time since boot in hundredths of a second, as /proc has the start of processes.
 pub fn ticks() -> u64 {
+    since_boot() / 10_000_000
+}
+
+/// The time since boot in nanoseconds: the same for all processes.
+pub fn since_boot() -> u64 {
     let mut now = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: there is room for what is written; zeroed is valid.
     let now = unsafe {
         libc::clock_gettime(libc::CLOCK_BOOTTIME, now.as_mut_ptr());
         now.assume_init()
     };
-    now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The file system that `path` lies on.

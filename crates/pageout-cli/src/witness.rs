@@ -5,18 +5,20 @@
 //! signal says which it was, so there is a process beside us, of the same groups, that nobody sends a signal by itself: what
 //! it gets all got.
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use crate::sys::{self, Signal};
 
 /// Between the two of one sender there may be so much time: who ends a control group sends to one after the other.
 const APART: Duration = Duration::from_millis(20);
-/// What came so long before is another: in ticks.
-const BEFORE: u64 = 10;
+/// The witness is looked at again so soon, while it is not asleep.
+const AWAKE: Duration = Duration::from_millis(1);
 
-/// When ([`sys::ticks`]) each signal came last.
+/// When ([`sys::since_boot`]) each signal came last; and, as there is no signal 0, when the program began.
 type Seen = [AtomicU64; 65];
 
 /// The process. It ends with us.
@@ -24,8 +26,18 @@ type Seen = [AtomicU64; 65];
 pub struct Witness {
     pid: i32,
     seen: &'static Seen,
-    /// Signals that are to be judged, in their order, and when they came.
-    waiting: Vec<(Signal, Instant, u64)>,
+    /// Signals that are to be judged, in their order.
+    waiting: Vec<Asked>,
+    /// What came before ([`sys::since_boot`]) is not what is read next.
+    since: u64,
+}
+
+/// A signal, when it is judged, and what came before was another.
+#[derive(Debug)]
+struct Asked {
+    signal: Signal,
+    due: Instant,
+    since: u64,
 }
 
 impl Witness {
@@ -39,13 +51,32 @@ impl Witness {
         // SAFETY: the child makes system calls only, as there may be other threads here.
         match unsafe { libc::fork() } {
             0 => watch(me, seen, command_line),
-            pid => (pid > 0).then(|| Self { pid, seen, waiting: Vec::new() }),
+            pid => (pid > 0).then(|| Self { pid, seen, waiting: Vec::new(), since: 0 }),
         }
     }
 
-    /// A signal that a process has sent.
+    /// As soon as the program is there, which may be long before we go on, it gets what all get.
+    pub fn note_beginning_of(&self, command: &mut Command) {
+        let begun = &self.seen[0];
+        // SAFETY: the closure runs between fork and exec and does no more than to look at the clock.
+        unsafe {
+            command.pre_exec(move || {
+                begun.store(sys::since_boot(), Release);
+                Ok(())
+            });
+        }
+    }
+
+    /// Every signal has been read that came before ([`sys::since_boot`]). However late run is, what the witness got since then is
+    /// the one that is read next, and what it got before is not.
+    pub fn has_read(&mut self, before: u64) {
+        self.since = self.since.max(before.saturating_sub(APART.as_nanos() as u64));
+    }
+
+    /// Is that one of all of us?
     pub fn ask(&mut self, signal: Signal) {
-        self.waiting.push((signal, Instant::now(), sys::ticks()));
+        let since = self.since.max(self.seen[0].load(Acquire));
+        self.waiting.push(Asked { signal, due: Instant::now() + APART, since });
     }
 
     /// Is it the process of this number?
@@ -57,36 +88,41 @@ impl Witness {
     pub fn has_ended(mut self) -> Vec<Signal> {
         let waiting = std::mem::take(&mut self.waiting);
         std::mem::forget(self);
-        waiting.into_iter().map(|(signal, ..)| signal).collect()
+        waiting.into_iter().map(|asked| asked.signal).collect()
     }
 
     /// When the next is judged.
     pub fn due_in(&self) -> Option<Duration> {
-        self.waiting.first().map(|(_, came, _)| APART.saturating_sub(came.elapsed()))
+        self.waiting.first().map(|asked| asked.due.saturating_duration_since(Instant::now()))
     }
 
     /// The next of those that can be judged, if it was for us alone.
     pub fn next_for_us(&mut self) -> Option<Signal> {
         while self.due_in().is_some_and(|due| due.is_zero()) {
-            let (signal, _, at) = self.waiting.remove(0);
-            if !self.has_seen(signal.number, at) {
-                return Some(signal);
+            let Asked { signal, since, .. } = &self.waiting[0];
+            let Some(has_seen) = self.has_seen(signal.number, *since) else {
+                self.waiting[0].due = Instant::now() + AWAKE;
+                return None;
+            };
+            let asked = self.waiting.remove(0);
+            if !has_seen {
+                return Some(asked.signal);
             }
         }
         None
     }
 
-    /// Did it get that signal, too, by now and not long before `at`?
-    fn has_seen(&self, number: i32, at: u64) -> bool {
-        let seen = self.seen[number as usize].load(Relaxed);
-        // Or it has had no time yet.
-        let is_pending = || {
-            let status = sys::text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-            let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-            let pending = pending.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-            pending.is_some_and(|bits| bits & 1 << (number - 1) != 0)
-        };
-        seen + BEFORE >= at || is_pending()
+    /// Did it get that signal, too, and not before `since`? `None`: it is about to say which one it got.
+    fn has_seen(&self, number: i32, since: u64) -> Option<bool> {
+        // In this order: what came before it was seen asleep, it has told of.
+        let status = sys::text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let pending = field("ShdPnd:").and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
+        if self.seen[number as usize].load(Acquire) >= since || pending & 1 << (number - 1) != 0 {
+            return Some(true);
+        }
+        let is_awake = field("State:").is_some_and(|state| state.starts_with(['R', 'D']));
+        (!is_awake).then_some(false)
     }
 }
 
@@ -114,7 +150,7 @@ fn watch(parent: i32, seen: &Seen, [start, end]: [usize; 2]) -> ! {
         let got =
             unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, &raw const all, 0, 0, size_of_val(&all)) };
         if let Some(seen) = usize::try_from(got).ok().and_then(|number| seen.get(number)) {
-            seen.store(sys::ticks(), Relaxed);
+            seen.store(sys::since_boot(), Release);
         }
     }
     // SAFETY: ends the process.
