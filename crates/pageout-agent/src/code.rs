@@ -60,7 +60,8 @@ enum State {
 
 /// Is it code that is not this library's? In that a fork's child begins, and nobody forks there who does not ask.
 pub fn is_code(area: &Area<'_>) -> bool {
-    let own = (area.start..area.end).contains(&(is_code as fn(&Area<'_>) -> bool as usize));
+    // All of it: who opens a page of it to write a jump there has cut it into several.
+    let own = wrap::own().contains(&area.start);
     // The stack grows at any time, and the heap by brk. The kernel's own: nothing forks there, and one lies beyond the
     // addresses of programs.
     let grows = [&b"[stack]"[..], b"[heap]"].contains(&area.name);

@@ -13,8 +13,7 @@ use crate::{dispatch, exit, gate, keeper, life, memory, part, remap, sys, twin, 
 use core::ffi::c_void;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use pageout::call::on_stack;
-use pageout::engine::Engine;
-use pageout::kernel::{nobody_is_called, Linux};
+use pageout::kernel::nobody_is_called;
 use pageout::sync::{Baton, Rounds, Wait};
 use rustix::thread::futex;
 
@@ -486,9 +485,9 @@ pub fn program_ended() {
     }
 }
 
-/// The same of who shares the memory, while nothing leaves: nobody may fork for long.
-pub fn end_orphans(engine: &Engine<Linux>) {
-    if engine.stands_still() && exit::has_one_namespace() {
+/// The same of who shares the memory, whatever it had the turn for: others wait for that, new threads among them.
+pub fn end_orphans() {
+    if exit::has_one_namespace() {
         program_ended();
     }
 }

@@ -220,6 +220,10 @@ fn hand_over(keeper: &Keeper, maps: &mut Maps, asked: u32) -> bool {
         keeper.engine.stand_still(false);
         keeper.engine.kick();
         await_clone(bequeathed, || false);
+        if GATE.load(Ordering::Acquire) != bequeathed {
+            // As it is for the others: a handler of fork may wait for a thread that it makes ([`fork::settle`]).
+            keeper.engine.stand_still(true);
+        }
     }
     true
 }

@@ -501,7 +501,7 @@ impl Life {
             self.count_locks();
             keeper.settle_bequests();
             keeper.come_apart();
-            fork::end_orphans(engine);
+            fork::end_orphans();
             let far = (self.part.left(seen, 0) + self.part.of_slack(FOLLOW_SLACK)) / FASTEST;
             let nap = (500_000 * (1 + still)).min(far.max(1_000_000));
             let longest = (REST_OF_EACH * self.part.alive()).clamp(LONGEST_REST, LONGEST_NAP);

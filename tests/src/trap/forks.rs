@@ -52,6 +52,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-advice", "forks while a thread gives advice on what is out", fork_advice).may_log(),
     Trap::new("fork-handlers", "handlers of fork that make threads and wait for them", fork_handlers)
         .may_log(),
+    Trap::new("fork-held-up", "the same in a parent that is held up right after its clone", fork_held_up)
+        .may_log(),
     Trap::new("fork-newcomer", "forks while a thread maps what another is unmapping", fork_newcomer)
         .may_log(),
     Trap::new(
@@ -705,6 +707,59 @@ fn fork_handlers(ctx: &Ctx) -> Outcome {
         ballast.walk()?;
     }
     field.check(1)
+}
+
+/// As a debugger holds it, or a busy machine: its child is there, and has its engine, long before it goes on.
+fn fork_held_up(ctx: &Ctx) -> Outcome {
+    extern "C" fn make_threads() {
+        for n in 1..5 {
+            let thread = std::thread::Builder::new().stack_size(n << 20).spawn(|| {});
+            thread.expect("there is room for a thread").join().expect("the thread does not panic");
+        }
+    }
+    // SAFETY: lets a child of ours trace us; no pointers.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, -1i64) };
+    // SAFETY: takes nothing.
+    let me = unsafe { libc::getpid() };
+    let (attached, tell) = sys::pipe()?;
+    let tracer = sys::fork(|| hold_up(me, tell.as_raw_fd()))?;
+    drop(tell);
+    let mut word = [0u8];
+    sys::read_span(attached.as_raw_fd(), Span::new(word.as_mut_ptr() as usize, 1))?;
+    let (field, _ballast) = ctx.evicted()?;
+    // SAFETY: the handler is there as long as the program.
+    sys::ret("pthread_atfork", unsafe { libc::pthread_atfork(None, Some(make_threads), None) })?;
+    let child = sys::fork(|| field.check(1))?;
+    sys::wait_for(child, 0)?;
+    // SAFETY: a child of ours, not waited for yet.
+    unsafe { libc::kill(tracer, libc::SIGKILL) };
+    sys::wait_status(tracer)?;
+    field.check(1)
+}
+
+/// Traces a process, says so, and holds it up where it has forked.
+fn hold_up(traced: libc::pid_t, tell: libc::c_int) -> Outcome {
+    // SAFETY: the kernel checks whom we may trace.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, traced, 0, libc::PTRACE_O_TRACEFORK) };
+    sys::ret("seize", seized)?;
+    sys::write_all(tell, b"!")?;
+    loop {
+        let mut status = 0;
+        // SAFETY: room for a number.
+        let stopped = sys::ret("waitpid", unsafe { libc::waitpid(-1, &mut status, libc::__WALL) })?;
+        let event = status >> 16;
+        if stopped != traced {
+            // SAFETY: it has stopped, and is ours to trace.
+            unsafe { libc::ptrace(libc::PTRACE_DETACH, stopped, 0, 0) };
+            continue;
+        }
+        if event == libc::PTRACE_EVENT_FORK {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        let signal = if event == 0 { libc::WSTOPSIG(status) } else { 0 };
+        // SAFETY: as above.
+        unsafe { libc::ptrace(libc::PTRACE_CONT, traced, 0, signal) };
+    }
 }
 
 fn fork_mapped_over(ctx: &Ctx) -> Outcome {

@@ -45,6 +45,12 @@ pub const TRAPS: &[Trap] = &[
     .may_log(),
     Trap::new("guest-killed-maps", "such a process is killed as it maps and unmaps", guest_killed_maps)
         .may_log(),
+    Trap::new(
+        "guest-killed-grows",
+        "such a process is killed as its memory grows; then the program makes threads",
+        guest_killed_grows,
+    )
+    .may_log(),
     Trap::new("guest-killed", "such a process is killed as it forks; then the program forks", guest_killed)
         .may_log(),
     Trap::new(
@@ -576,6 +582,42 @@ fn guest_killed_maps(ctx: &Ctx) -> Outcome {
         place.check(3)?;
     }
     Ok(())
+}
+
+/// Has its memory grow and shrink.
+extern "C" fn growing_guest(place: *mut c_void) -> c_int {
+    loop {
+        for (len, new_len) in [(PAGE, 2 * PAGE), (2 * PAGE, PAGE)] {
+            // SAFETY: the mapping is the guest's alone.
+            unsafe { libc::mremap(place, len, new_len, 0) };
+        }
+    }
+}
+
+/// It had the turn of those that fork: a new thread waited for it for ever.
+fn guest_killed_grows(ctx: &Ctx) -> Outcome {
+    let (field, mut ballast) = ctx.evicted()?;
+    let (stack, room) = (sys::map(256 << 10)?, sys::map(2 << 20)?);
+    sys::unmap(room.part(PAGE, room.len - PAGE))?;
+    for after in (3_000..9_000).step_by(300) {
+        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+        // SAFETY: stack and mapping are the child's alone as long as it lives.
+        let guest =
+            sys::ret("clone", unsafe { libc::clone(growing_guest, top, flags, room.start as *mut c_void) })?;
+        std::thread::sleep(Duration::from_micros(after));
+        // SAFETY: a child of ours, not waited for yet.
+        unsafe { libc::kill(guest, libc::SIGKILL) };
+        sys::wait_status(guest)?;
+        if sys::is_mapped(room.part(PAGE, PAGE)) {
+            sys::unmap(room.part(PAGE, PAGE))?;
+        }
+        // Its place is in no unit that is pinned already.
+        let size = (2 << 20) + after as usize / 300 * PAGE * 16;
+        let thread = std::thread::Builder::new().stack_size(size).spawn(|| {})?;
+        thread.join().expect("the thread does not panic");
+    }
+    ballast.walk()?;
+    field.check(1)
 }
 
 /// How a process goes that has a guest.

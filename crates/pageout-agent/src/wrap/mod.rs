@@ -62,6 +62,11 @@ extern "C" {
 }
 core::arch::global_asm!(".hidden __ehdr_start, _end");
 
+/// Where the agent's code and data lie.
+pub fn own() -> core::ops::Range<usize> {
+    &raw const __ehdr_start as usize..&raw const _end as usize
+}
+
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
 
 /// What the program finds by this name; null: nothing.
@@ -96,7 +101,7 @@ impl Next {
 /// What the objects behind this one have by a name; null: nothing.
 fn behind_us(name: &core::ffi::CStr) -> *mut c_void {
     type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-    let ours = &raw const __ehdr_start as usize..&raw const _end as usize;
+    let ours = own();
     // So many may each pass on to the next.
     const MOST: usize = 8;
     let mut asked: Option<Dlsym> = Some(dlsym);
