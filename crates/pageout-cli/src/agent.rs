@@ -149,8 +149,8 @@ fn holds(mut file: &File, reach: Reach, bytes: &[u8]) -> std::io::Result<bool> {
 
 /// Writes beside and renames, so that nobody ever loads a part of it.
 fn write(directory: &Path, reach: Reach, path: &Path, bytes: &[u8]) -> std::io::Result<File> {
-    let beside = directory.join(format!(".agent-{}", std::process::id()));
-    let _ = fs::remove_file(&beside);
+    // Another container with the same directory may have the same process number.
+    let beside = directory.join(format!(".agent-{}-{}", std::process::id(), sys::since_boot()));
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).create_new(true).mode(0o700).open(&beside)?;
     let written = file.write_all(bytes);

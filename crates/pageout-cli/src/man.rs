@@ -70,7 +70,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
              SIGQUIT ends the wait, and they go on with the memory and the room that they have, which stays as it is in files and disks; what they \
              execute later has no limit. \
-             Where such a signal came while the program lived, and ended it, there is no wait of more than two seconds: who \
+             Where SIGTERM came while the program lived, whenever that was, or another of them ended it, there is no wait of more than two seconds: who \
              stops the program by pageout waits for pageout. Its standard input and output are \
              closed as soon as the program runs.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \

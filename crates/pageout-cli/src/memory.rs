@@ -21,21 +21,48 @@ fn meminfo_total(text: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// How many processes the kernel has killed for want of memory since it began.
+/// How many processes of our control group the kernel has killed for want of memory; of the machine, where it is in none.
 pub fn oom_kills() -> u64 {
-    let text = sys::text_of("/proc/vmstat").unwrap_or_default();
-    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    let count = |path: &Path| {
+        let text = sys::text_of(path)?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    };
+    let groups =
+        own_groups().into_iter().map(|(group, mount, version)| mount.join(group).join(version.kills()));
+    groups.chain([PathBuf::from("/proc/vmstat")]).find_map(|path| count(&path)).unwrap_or(0)
+}
+
+/// The two kinds of control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// The file with a group's limit.
+    fn limit(self) -> &'static str {
+        match self {
+            Self::One => "memory.limit_in_bytes",
+            Self::Two => "memory.max",
+        }
+    }
+
+    /// The file that says how many the kernel has killed in it.
+    fn kills(self) -> &'static str {
+        match self {
+            Self::One => "memory.oom_control",
+            Self::Two => "memory.events",
+        }
+    }
 }
 
 /// The lowest limit now of the control groups that this process is in, in bytes; `None` where none is set.
 pub fn cgroup_limit() -> Option<u64> {
-    let groups = sys::text_of("/proc/self/cgroup")?;
-    let mounts = sys::text_of("/proc/self/mountinfo")?;
     let machine = total_bytes();
-    hierarchies(&groups, &mounts)
+    own_groups()
         .into_iter()
-        .flat_map(|(group, mount, file)| limits_up_from(&mount.join(group), &mount, file))
+        .flat_map(|(group, mount, version)| limits_up_from(&mount.join(group), &mount, version.limit()))
         .min()
         // Version 1 writes "no limit" as a number that no machine has: of this size, if the machine's is not known.
         .filter(|limit| *limit < machine.min(1 << 62))
@@ -46,18 +73,26 @@ pub fn available_bytes() -> u64 {
     total_bytes().min(cgroup_limit().unwrap_or(u64::MAX))
 }
 
-/// Our memory groups, as (group relative to the mount, mount, file with the limit).
-fn hierarchies(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf, &'static str)> {
+/// A control group for memory: relative to its mount, the mount, and of which kind.
+type Group = (PathBuf, PathBuf, Version);
+
+/// Those that this process is in.
+fn own_groups() -> Vec<Group> {
+    let [groups, mounts] = ["cgroup", "mountinfo"].map(|name| sys::text_of(format!("/proc/self/{name}")));
+    hierarchies(&groups.unwrap_or_default(), &mounts.unwrap_or_default())
+}
+
+fn hierarchies(groups: &str, mounts: &str) -> Vec<Group> {
     let mut found = Vec::new();
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(group)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        let (fs_type, option, file) = if controllers.is_empty() {
-            ("cgroup2", None, "memory.max")
+        let (fs_type, option, version) = if controllers.is_empty() {
+            ("cgroup2", None, Version::Two)
         } else if controllers.split(',').any(|c| c == "memory") {
-            ("cgroup", Some("memory"), "memory.limit_in_bytes")
+            ("cgroup", Some("memory"), Version::One)
         } else {
             continue;
         };
@@ -65,7 +100,7 @@ fn hierarchies(groups: &str, mounts: &str) -> Vec<(PathBuf, PathBuf, &'static st
             // In a container the mount shows a part of the tree: what lies above is not to be seen from here.
             let group = Path::new(group);
             let below = group.strip_prefix(&root).unwrap_or(Path::new(""));
-            found.push((below.strip_prefix("/").unwrap_or(below).to_owned(), mount, file));
+            found.push((below.strip_prefix("/").unwrap_or(below).to_owned(), mount, version));
         }
     }
     found
@@ -99,8 +134,8 @@ mod tests {
         assert_eq!(
             hierarchies(groups, mounts),
             [
-                ("run".into(), "/sys/fs/cgroup/memory".into(), "memory.limit_in_bytes"),
-                ("user.slice/x".into(), "/sys/fs/cgroup/unified".into(), "memory.max"),
+                ("run".into(), "/sys/fs/cgroup/memory".into(), Version::One),
+                ("user.slice/x".into(), "/sys/fs/cgroup/unified".into(), Version::Two),
             ]
         );
     }

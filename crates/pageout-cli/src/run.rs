@@ -280,6 +280,9 @@ impl Watch {
     fn pass_on(&mut self, signal: Signal) {
         self.note(&signal);
         let is_ours = !signal.from_process && is_for_us_alone(signal.number);
+        if signal.number != libc::SIGCHLD {
+            self.witness.iter_mut().for_each(Witness::came);
+        }
         // The terminal's own go to all; the program may not have been there yet.
         let may_be_ours = signal.from_process || self.begins;
         match &mut self.witness {

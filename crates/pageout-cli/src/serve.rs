@@ -317,6 +317,8 @@ impl Server {
             } else {
                 // Anybody may come here as often as he likes.
                 say::info(format_args!("process {peer} of user {uid} is not of this run; turned away"));
+                // And to find out whose child he is may take long.
+                return;
             }
         }
     }

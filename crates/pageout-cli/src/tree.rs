@@ -203,13 +203,16 @@ fn below(root: i32, all: Vec<Process>) -> Vec<Process> {
 pub fn descends_from(pid: i32, root: i32) -> bool {
     /// More generations than any tree has: /proc is not read at one moment, and must not send us in circles.
     const GENERATIONS: usize = 4096;
-    let mut pid = pid;
+    let (mut pid, mut child_started) = (pid, u64::MAX);
     for _ in 0..GENERATIONS {
         if pid == root {
             return true;
         }
         match Process::of(pid) {
-            Some(process) if process.parent > 0 => pid = process.parent,
+            // Who began after its child has its parent's number.
+            Some(process) if process.parent > 0 && process.started <= child_started => {
+                (pid, child_started) = (process.parent, process.started);
+            }
             _ => return false,
         }
     }

@@ -30,6 +30,8 @@ pub struct Witness {
     waiting: Vec<Asked>,
     /// What came before ([`sys::since_boot`]) is not what is read next.
     since: u64,
+    /// When run is to look, so that what came last is before that.
+    settles: Option<Instant>,
 }
 
 /// A signal, when it is judged, and what came before was another.
@@ -51,7 +53,7 @@ impl Witness {
         // SAFETY: the child makes system calls only, as there may be other threads here.
         match unsafe { libc::fork() } {
             0 => watch(me, seen, command_line),
-            pid => (pid > 0).then(|| Self { pid, seen, waiting: Vec::new(), since: 0 }),
+            pid => (pid > 0).then(|| Self { pid, seen, waiting: Vec::new(), since: 0, settles: None }),
         }
     }
 
@@ -71,6 +73,12 @@ impl Witness {
     /// the one that is read next, and what it got before is not.
     pub fn has_read(&mut self, before: u64) {
         self.since = self.since.max(before.saturating_sub(APART.as_nanos() as u64));
+        self.settles = self.settles.filter(|at| *at > Instant::now());
+    }
+
+    /// One has been read: asked about, or known to be for all of us.
+    pub fn came(&mut self) {
+        self.settles = Some(Instant::now() + 2 * APART);
     }
 
     /// Is that one of all of us?
@@ -91,38 +99,42 @@ impl Witness {
         waiting.into_iter().map(|asked| asked.signal).collect()
     }
 
-    /// When the next is judged.
+    /// When to look again.
     pub fn due_in(&self) -> Option<Duration> {
-        self.waiting.first().map(|asked| asked.due.saturating_duration_since(Instant::now()))
+        let judged = self.waiting.first().map(|asked| asked.due);
+        let next = judged.into_iter().chain(self.settles).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// The next of those that can be judged, if it was for us alone.
     pub fn next_for_us(&mut self) -> Option<Signal> {
-        while self.due_in().is_some_and(|due| due.is_zero()) {
-            let Asked { signal, since, .. } = &self.waiting[0];
-            let Some(has_seen) = self.has_seen(signal.number, *since) else {
-                self.waiting[0].due = Instant::now() + AWAKE;
+        while let Some(first) = self.waiting.first_mut().filter(|asked| asked.due <= Instant::now()) {
+            let status = sys::text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let state = field("State:").unwrap_or_default();
+            if state.starts_with('T') {
+                // Stopped with all of us, and run has been continued alone. What was for all waits in it.
+                first.due = Instant::now() + AWAKE;
+                sys::kill(self.pid, libc::SIGCONT);
+                let continued = self.waiting.iter().position(|asked| asked.signal.number == libc::SIGCONT);
+                return continued.map(|at| self.waiting.remove(at).signal);
+            }
+            // By now, and not before; or it waits there. In this order: what came before it was seen asleep, it has told of.
+            let number = first.signal.number;
+            let pending = field("ShdPnd:").and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
+            let has_seen =
+                self.seen[number as usize].load(Acquire) >= first.since || pending & 1 << (number - 1) != 0;
+            if !has_seen && state.starts_with(['R', 'D']) {
+                first.due = Instant::now() + AWAKE;
                 return None;
-            };
+            }
             let asked = self.waiting.remove(0);
+            self.came();
             if !has_seen {
                 return Some(asked.signal);
             }
         }
         None
-    }
-
-    /// Did it get that signal, too, and not before `since`? `None`: it is about to say which one it got.
-    fn has_seen(&self, number: i32, since: u64) -> Option<bool> {
-        // In this order: what came before it was seen asleep, it has told of.
-        let status = sys::text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let pending = field("ShdPnd:").and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
-        if self.seen[number as usize].load(Acquire) >= since || pending & 1 << (number - 1) != 0 {
-            return Some(true);
-        }
-        let is_awake = field("State:").is_some_and(|state| state.starts_with(['R', 'D']));
-        (!is_awake).then_some(false)
     }
 }
 
@@ -134,13 +146,14 @@ impl Drop for Witness {
     }
 }
 
-/// The witness: nothing stays open in it, and who looks for run by its name or its command does not find it.
+/// The witness: nothing stays open or in use in it, and who looks for run by its name or its command does not find it.
 fn watch(parent: i32, seen: &Seen, [start, end]: [usize; 2]) -> ! {
     // SAFETY: these take numbers and a string; and what the kernel wrote our arguments to, nobody reads any more.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::prctl(libc::PR_SET_NAME, c"witness".as_ptr());
         libc::close_range(0, u32::MAX, 0);
+        libc::chdir(c"/".as_ptr());
         std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start));
     }
     // SAFETY: takes nothing.

@@ -10,7 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use common::{can_unshare, finish, is_root, wait, Place};
@@ -954,8 +955,67 @@ fn what_the_program_closes_is_closed() {
     drop(write);
     fs::File::from(read).read_to_end(&mut Vec::new()).unwrap();
     assert!(child.try_wait().unwrap().is_none());
-    assert_eq!(fs::read_link(format!("/proc/{}/cwd", child.id())).unwrap(), Path::new("/"));
+    for pid in [child.id()].into_iter().chain(witness_of(child.id())) {
+        assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
+    }
     assert!(child.wait().unwrap().success());
+}
+
+/// The witness of a run.
+fn witness_of(run: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{run}/task/{run}/children")).unwrap();
+    let mut children = children.split_whitespace();
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    children.find(|pid| name(pid) == "witness\n").map(|pid| pid.parse().unwrap())
+}
+
+/// The witness stayed stopped, a signal to all waited in it, and none of that number to run alone went on any more.
+#[test]
+fn one_to_run_alone_comes_after_the_group_was_stopped() {
+    let place = Place::new();
+    let script = "import os, signal\n\
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'got\\n'))\n\
+        os.write(1, b'up\\n')\n\
+        while True: signal.pause()";
+    let mut command = place.pageout(["run", "python3", "-c", script]);
+    let mut run = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    let me = i32::try_from(run.id()).unwrap();
+    // SAFETY: a child that is not reaped yet, and its group.
+    let send = |to: i32, signal| assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+    assert_eq!(next(), "up");
+    let witness = witness_of(run.id()).unwrap();
+    let is = |state: &str| {
+        let status = fs::read_to_string(format!("/proc/{witness}/status")).unwrap();
+        status.lines().any(|line| line.strip_prefix("State:").is_some_and(|is| is.trim().starts_with(state)))
+    };
+    send(-me, libc::SIGSTOP);
+    while !is("T") {
+        sleep(Duration::from_millis(5));
+    }
+    send(me, libc::SIGCONT);
+    send(-me, libc::SIGUSR1);
+    assert_eq!(next(), "got");
+    // Once more until it comes: of two that come close together one may go.
+    let comes = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..100 {
+                if comes.load(Ordering::Relaxed) {
+                    return;
+                }
+                send(me, libc::SIGUSR1);
+                sleep(Duration::from_millis(200));
+            }
+            send(-me, libc::SIGKILL);
+        });
+        assert_eq!(next(), "got");
+        comes.store(true, Ordering::Relaxed);
+    });
+    assert!(!is("T"));
+    send(-me, libc::SIGKILL);
+    run.wait().unwrap();
 }
 
 /// It came twice: from who sent it, and from run.

@@ -226,7 +226,6 @@ impl Place {
     /// `n` names of slots from `entry` on came to be.
     fn named(&self, entry: Entry, n: usize) {
         self.swapped.fetch_add(n as u64, Relaxed);
-        self.room.fetch_sub(n as i64, Relaxed);
         if let Some(id) = entry.device() {
             self.used[id.index()].fetch_add(n as u64, Relaxed);
         }
@@ -271,6 +270,7 @@ impl Place {
             loop {
                 match self.slots.alloc_by(cpu, order, Owner { space: 0, page }, memory, not) {
                     Ok(entry) => {
+                        self.room.fetch_sub(1 << order, Relaxed);
                         self.named(entry, 1 << order);
                         return Ok((entry.raw(), 1 << order));
                     }
@@ -622,6 +622,19 @@ mod tests {
         assert_eq!(taken, devices);
         assert!(place.is_full());
         assert_eq!((place.used(0), place.swapped()), (16384, 3 * 16384));
+    }
+
+    #[test]
+    fn what_a_fork_names_takes_no_room() {
+        let place = Place::new(1, [device(1)], Box::new(Arc::new(Office::default()))).unwrap();
+        let taken: std::vec::Vec<u64> =
+            std::iter::from_fn(|| place.alloc(0, 512, 0, Memory::Asked)).map(|(entry, _)| entry).collect();
+        assert!(place.is_full() && place.free() == 0);
+        place.bequeath(taken[0], 512);
+        place.put(taken[1], 256);
+        assert_eq!(place.free(), 256);
+        place.disinherit(taken[0], 512);
+        assert!(place.is_full() && place.free() == 256);
     }
 
     #[test]
