@@ -56,7 +56,7 @@ struct pageout_stats {
     /* Bytes that could not be brought back; touching them raises SIGBUS until they are given up. */
     uint64_t lost_bytes;
     /* 1: a page has found no room on any device, and memory grows beyond the limit. Where writes fail it grows, too, and
-     * this stays 0: see write_errors. */
+     * this stays 0: see write_errors. In a fork's child it is 0. */
     uint64_t full;
     /* Writes to devices that failed. */
     uint64_t write_errors;

@@ -575,7 +575,14 @@ fn guest_killed_maps(ctx: &Ctx) -> Outcome {
         // SAFETY: a child of ours, not waited for yet.
         unsafe { libc::kill(guest, libc::SIGKILL) };
         sys::wait_status(guest)?;
+        // What is there no more is out for ever, where nobody heard of it: forks waited for it, or gave it to their child.
+        if dice.roll(2) == 0 {
+            let child = sys::fork(|| ballast.walk())?;
+            sys::wait_for(child, 0)?;
+        }
         sys::map_over(place, sys::RW, 0)?;
+        let child = sys::fork(|| place.check_zero())?;
+        sys::wait_for(child, 0)?;
         place.check_zero()?;
         place.fill(3);
         (0..2).try_for_each(|_| ballast.walk())?;

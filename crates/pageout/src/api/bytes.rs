@@ -11,14 +11,14 @@ use std::string::String;
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// `n` times 1024 times 1024.
+    /// `n` times 1024 times 1024; what is more than can be counted is `u64::MAX`.
     pub const fn mib(n: u64) -> Self {
-        Self(n << 20)
+        Self(n.saturating_mul(1 << 20))
     }
 
-    /// `n` times 1024 MiB.
+    /// `n` times 1024 MiB; what is more than can be counted is `u64::MAX`.
     pub const fn gib(n: u64) -> Self {
-        Self(n << 30)
+        Self(n.saturating_mul(1 << 30))
     }
 
     pub(super) const fn pages(self) -> u64 {

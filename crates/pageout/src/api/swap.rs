@@ -71,9 +71,10 @@ impl Swap {
     }
 
     /// Whether a page has found no room on any device. Then pages stay, and memory grows beyond the limit. Where writes fail,
-    /// on a file system without room too, it grows as well: that is told by `write_errors` of [`Swap::stats`].
+    /// on a file system without room too, it grows as well: that is told by `write_errors` of [`Swap::stats`]. In a fork's child,
+    /// where no engine is, it is false.
     pub fn is_full(&self) -> bool {
-        self.inner.engine().place.is_full()
+        !self.inner.is_foreign() && self.inner.engine().place.is_full()
     }
 }
 
@@ -270,8 +271,10 @@ struct First {
 }
 
 impl Inner {
-    /// For what needs no descriptor of the engine's: words, locks, counters.
+    /// For what needs no descriptor of the engine's: words, locks, counters. Not in a fork's child: it lay on the stack of a thread
+    /// that is not there.
     pub(super) fn engine(&self) -> &Engine<Managed> {
+        debug_assert!(!self.is_foreign());
         // SAFETY: Stop is sent in `drop`, and nowhere else.
         unsafe { self.handle.engine() }
     }

@@ -127,7 +127,7 @@ impl Server {
             return engine.calls.wait(calls, timeout_ns);
         };
         if engine.is_through() && engine.kernel.wait_event(timeout_ns) {
-            self.receive(engine);
+            engine.read_and_hear(&mut engine.events.write(), |_| ());
         }
         if engine.is_inline() {
             // The events are all that it reads; faults are handed to those who wait for calls.
@@ -250,13 +250,12 @@ impl Server {
         (answered, ended)
     }
 
-    /// Reads and applies events; the faults that come with them wait for a server. In a signal handler somebody else
-    /// does: the lists of regions may grow.
-    fn receive<K: Kernel>(&mut self, engine: &Engine<K>) {
-        if self.inline {
-            return;
+    /// Reads and applies events in the midst of an answer, which may take long; another server is called for the faults that come
+    /// with them. In a signal handler somebody else does: the lists of regions may grow.
+    fn pump<K: Kernel>(&self, engine: &Engine<K>) {
+        if !self.inline {
+            engine.pump();
         }
-        engine.read_and_hear(&mut engine.events.write(), |_| ());
     }
 
     /// Answers one fault. `false`: only one that is not [`inline`] can.
@@ -324,7 +323,7 @@ impl Server {
                 Brought::Pending => {
                     // Whoever caused the event waits until it is read; nothing can be mapped before.
                     held_up.get_or_insert_with(|| engine.holds_events_up());
-                    self.receive(engine);
+                    self.pump(engine);
                     backoff.snooze();
                 }
                 Brought::NoHuge | Brought::NoFrame if self.inline && !engine.may_reclaim_inline() => {
@@ -335,7 +334,7 @@ impl Server {
                 Brought::NoHuge if engine.kernel.event_pending() => {
                     patience -= 1;
                     held_up.get_or_insert_with(|| engine.holds_events_up());
-                    self.receive(engine);
+                    self.pump(engine);
                 }
                 Brought::NoHuge => patience = 0,
                 Brought::NoFrame => {
@@ -349,7 +348,7 @@ impl Server {
                         // While an event is unread no page can leave and no frame be filled.
                         held_up.get_or_insert_with(|| engine.holds_events_up());
                         if engine.kernel.event_pending() {
-                            self.receive(engine);
+                            self.pump(engine);
                         }
                         backoff.snooze();
                     }
@@ -369,7 +368,10 @@ impl Server {
 
     /// Brings in what is out in a block, by whole runs. `false`: some of it cannot be read now.
     fn bring_block<K: Kernel>(&mut self, engine: &Engine<K>, block_start: usize) -> bool {
+        /// So often the same page may come in and be out as before: nothing is mapped there, and no event has told.
+        const TRIES: u32 = 100;
         let mut backoff = Backoff::new();
+        let (mut last, mut tries) = (BLOCK_PAGES, 0);
         loop {
             let index = {
                 let Some(block) = engine.space.block(block_start) else { return true };
@@ -387,7 +389,15 @@ impl Server {
                 continue;
             };
             match engine.bring_in(&mut self.incoming, block_start, index, (0, BLOCK_PAGES), Urge::Ahead) {
-                Brought::Done(_) => backoff = Backoff::new(),
+                Brought::Done(_) if index != last => {
+                    (last, tries) = (index, 0);
+                    backoff = Backoff::new();
+                }
+                Brought::Done(_) if tries == TRIES => return false,
+                Brought::Done(_) => {
+                    tries += 1;
+                    backoff.snooze();
+                }
                 Brought::Unread => return false,
                 Brought::Pending => backoff.snooze(),
                 Brought::NoFrame | Brought::NoHuge => {
@@ -509,6 +519,7 @@ impl<K: Kernel> Engine<K> {
     /// Brings every page home that is on a device or on its way, if that fits the limit; `false` if it does
     /// not, or cannot be read now. Nothing leaves meanwhile ([`Engine::stand_still`]), and another thread reads events. No lock held.
     pub fn bring_home(&self, server: &mut Server) -> bool {
+        self.forget_untold(&mut self.events.write());
         let resident = self.measure() as i64;
         let out = self.space.count(|tag| tag == Tag::Swapped) as i64;
         if resident + out > self.limit() {

@@ -596,7 +596,7 @@ unsafe impl Kernel for Linux {
 
     fn take_pages(&self, frames: usize, from: usize, len: usize) -> Result<(), Partial> {
         // Of what was mapped there since, nobody would see that it is out.
-        if (self.lose_events)() && !self.is_registered(from, from + len) {
+        if self.loses_events() && !self.is_registered(from, from + len) {
             return Err(Partial { done: 0, errno: Errno::INVAL });
         }
         self.move_pages(frames, from, len, false)
@@ -690,6 +690,10 @@ unsafe impl Kernel for Linux {
             at = to;
         }
         None
+    }
+
+    fn loses_events(&self) -> bool {
+        (self.lose_events)()
     }
 
     fn growths(&self) -> Option<u32> {

@@ -167,6 +167,11 @@ pub unsafe trait Kernel: Send + Sync {
     /// pending, before and after. Changes nothing. Events lock held exclusively.
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)>;
 
+    /// May an event that was to be told have been taken back, though what it tells of was done?
+    fn loses_events(&self) -> bool {
+        false
+    }
+
     /// How often memory has grown, as far as it is known: of that no event tells. `None`: it may be growing, or nobody knows.
     fn growths(&self) -> Option<u32> {
         None

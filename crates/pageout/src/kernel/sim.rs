@@ -119,6 +119,8 @@ struct State {
     serving: bool,
     /// Faults are not told by events: the thread is sent a signal (`UFFD_FEATURE_SIGBUS`).
     signals: bool,
+    /// An event was taken back.
+    untold: bool,
 }
 
 impl State {
@@ -201,6 +203,7 @@ impl Simulated {
             executable: 0,
             serving: false,
             signals: false,
+            untold: false,
         };
         Self {
             base: start.next_multiple_of(BLOCK),
@@ -367,6 +370,14 @@ impl Simulated {
         }
         let unmap = Event::Unmap { start, end: start + len };
         Self::begin(&mut state, registered.then_some(unmap).into_iter().collect())
+    }
+
+    /// Pages are unmapped by who is killed before the event is read, so that nobody ever reads it.
+    pub fn munmap_untold(&self, start: usize, len: usize) {
+        let mut call = self.munmap(start, len);
+        let mut state = self.state.lock();
+        state.changing -= core::mem::take(&mut call.events).len();
+        state.untold = true;
     }
 
     /// Pages were to be unmapped, and what is registered tells of it; but that is refused: something behind them is sealed.
@@ -937,6 +948,10 @@ unsafe impl Kernel for Simulated {
     fn event_pending(&self) -> bool {
         self.meanwhile();
         self.state.lock().changing > 0
+    }
+
+    fn loses_events(&self) -> bool {
+        self.state.lock().untold
     }
 
     fn next_registered(&self, start: usize, end: usize) -> Option<(usize, usize)> {

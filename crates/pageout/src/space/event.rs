@@ -44,6 +44,40 @@ pub(crate) fn apply<K: Kernel>(
     }
 }
 
+impl<K: Kernel> Engine<K> {
+    /// Forgets what is not mapped any more without having been told of: a child would not get it, or get what is out of it where
+    /// something else is by now. For what asks whether all is there.
+    pub(crate) fn forget_untold(&self, regions: &mut Regions) {
+        const TRIES: usize = 100;
+        if !self.kernel.loses_events() {
+            return;
+        }
+        for _ in 0..TRIES {
+            let mut untold = alloc::vec::Vec::new();
+            for Region { start, end } in regions.iter() {
+                let mut at = start;
+                while at < end {
+                    let (from, to) = self.kernel.next_registered(at, end).unwrap_or((end, end));
+                    if at < from {
+                        untold.push(Region { start: at, end: from });
+                    }
+                    at = to;
+                }
+            }
+            // Else that may be what the event tells of.
+            if !self.kernel.event_pending() {
+                for Region { start, end } in untold {
+                    self.unmappings.fetch_add(1, Relaxed);
+                    regions.remove(start, end);
+                    forget(self, start, end, Word::forget);
+                }
+                return;
+            }
+            self.read_all(regions, |_| ());
+        }
+    }
+}
+
 /// An event, or a part of it, its number, and where all of an UNMAP starts.
 #[derive(Clone, Copy)]
 pub(crate) struct Numbered(pub u64, pub Event, pub usize);

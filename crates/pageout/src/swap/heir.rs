@@ -120,6 +120,7 @@ impl<K: Kernel> Engine<K> {
             drop(regions);
             backoff.snooze();
         };
+        self.forget_untold(&mut regions);
         self.take_in_growth(&mut regions);
         if self.mark(&mut regions) && self.name(slots, take) {
             return Some(regions);
@@ -254,13 +255,14 @@ impl<K: Kernel> Engine<K> {
     fn inherit_run(&self, run: &[Heirloom], page: usize) -> bool {
         let mut block = self.space.block_or_new(page).lock();
         self.place.dup(run[0].entry, run.len());
+        let mut taken = false;
         for (heirloom, page) in run.iter().zip((page..).step_by(PAGE)) {
             let index = page % BLOCK / PAGE;
             block.unit_or_new(index, &self.space.spares);
             let mut word = block.word(index);
             if word.tag() == Tag::Resident {
                 match self.take_zeros(page) {
-                    Ok(true) => word = word.forget(),
+                    Ok(true) => (word, taken) = (word.forget(), true),
                     // A guard, for which the program has given the page up: no event tells, or one that is still to come.
                     Err(Errno::FAULT) => {
                         self.place.put(heirloom.entry, 1);
@@ -279,6 +281,10 @@ impl<K: Kernel> Engine<K> {
             if let Some(unit) = block.unit_mut(index) {
                 unit.usage.evicted_at = self.evictions.load(Relaxed);
             }
+        }
+        if taken && block.huge {
+            block.became_split();
+            self.requeue_units(&mut block, page & !(BLOCK - 1));
         }
         true
     }

@@ -1125,6 +1125,36 @@ fn what_is_to_come_home_is_moved_to_where_all_has() {
     end(&world);
 }
 
+/// Who shares the memory was killed as he unmapped some, and nobody hears of that: forks waited for it to come home for ever, or
+/// were refused, as nothing is there to be marked.
+#[test]
+fn what_went_untold_is_forgotten_at_a_fork() {
+    for comes_home in [true, false] {
+        let world = world(|plan| plan);
+        let _on_failure = OnFailure(&world);
+        write_and_evict(&world, 100, 16);
+        write_and_evict(&world, 600, 16);
+        let used = world.engine.place.swapped();
+        world.program.lock().unwrap().munmap_untold(&world.engine.kernel, (104, 8));
+        world.engine.stand_still(true);
+        if comes_home {
+            assert!(world.engine.bring_home(&mut Server::new()));
+            assert_eq!(world.engine.out_pages(), 0);
+        } else {
+            let (mut slots, mut named) = (Vec::new(), 0);
+            let regions = world.engine.bequeath(&mut slots, |_| {
+                named += 1;
+                true
+            });
+            world.engine.cloned(&mut regions.expect("nothing is missing"));
+            world.engine.disinherit(&slots);
+            assert_eq!((named, world.engine.place.swapped()), (24, used - 8));
+        }
+        world.engine.stand_still(false);
+        end(&world);
+    }
+}
+
 /// The device cannot be read for a moment. One page was asked for; all that came with it were lost.
 #[test]
 fn a_moment_of_errors_loses_only_what_was_asked_for() {

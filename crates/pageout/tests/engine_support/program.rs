@@ -607,6 +607,12 @@ impl Program {
         self.threads[thread] = Doing::Call { call: Some(call), range, then: Then::Unmapped };
     }
 
+    /// Another process unmaps pages, and is killed before that is told.
+    pub fn munmap_untold(&mut self, kernel: &Simulated, range: (usize, usize)) {
+        kernel.munmap_untold(self.at(range.0), range.1 * PAGE);
+        self.unmapped(range);
+    }
+
     /// A thread that is idle is refused to unmap pages.
     pub fn start_refused_munmap(&mut self, kernel: &Simulated, thread: usize, range: (usize, usize)) {
         assert!(matches!(self.threads[thread], Doing::Nothing));
