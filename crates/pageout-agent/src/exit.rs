@@ -49,7 +49,7 @@ static NUMBER: AtomicIsize = AtomicIsize::new(0);
 /// Where libc says that there is one thread; null: it does not.
 static ONE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Was there a thread, or a process that shares the memory, that libc knows nothing of?
-static GUESTS: AtomicBool = AtomicBool::new(false);
+static GUESTS: AtomicUsize = AtomicUsize::new(0);
 /// Some of them may be in another PID namespace: their numbers say nothing here, nor ours there.
 static GUESTS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
@@ -103,12 +103,12 @@ pub fn prepare_process() {
 pub fn is_alone() -> bool {
     let one = ONE.load(Ordering::Relaxed);
     // SAFETY: a byte of libc's.
-    !one.is_null() && unsafe { one.read_volatile() } != 0 && !GUESTS.load(Ordering::Relaxed)
+    !one.is_null() && unsafe { one.read_volatile() } != 0 && GUESTS.load(Ordering::Relaxed) == 0
 }
 
 /// Before a thread begins, or a process that shares the memory, that libc knows nothing of.
 pub fn expect_guest(elsewhere: bool) {
-    GUESTS.store(true, Ordering::Relaxed);
+    GUESTS.fetch_add(1, Ordering::SeqCst);
     GUESTS_ELSEWHERE.fetch_or(elsewhere, Ordering::Relaxed);
 }
 
@@ -119,7 +119,12 @@ pub fn has_one_namespace() -> bool {
 
 /// Were there any? What makes them past libc is not known of.
 pub fn may_have_guests() -> bool {
-    GUESTS.load(Ordering::Relaxed)
+    GUESTS.load(Ordering::Relaxed) != 0
+}
+
+/// How many were begun, the one that is being made just now among them.
+pub fn expected_guests() -> usize {
+    GUESTS.load(Ordering::SeqCst)
 }
 
 /// The calling thread's: its address tells threads of one process apart, without a system call.
