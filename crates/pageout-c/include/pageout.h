@@ -76,7 +76,7 @@ pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t 
 
 /*
  * The same, with faults that are answered by the thread that takes them, in a handler of SIGBUS, and not by a thread of
- * the engine that it waits for. From memory ("mem") that takes three fifths of the time, for several threads at once as far as there are
+ * the engine that it waits for. From memory ("mem") that takes three fifths of the time, for up to 16 threads at once as far as there are
  * CPUs; it needs no rights. In exchange:
  *
  * - A system call that is given memory that is out fails with EFAULT, or stops short: pageout_pin() what it is given.

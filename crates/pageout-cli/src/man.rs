@@ -34,7 +34,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              given to programs beside others that have hardly any room left). What was worse is in resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
-             into it (static, setuid, cleared environment), is said once it has run for a second, once for each program, and \
+             into it (static, setuid, cleared environment) or has no engine there, is said once it has run for a second, once for each program, and \
              its memory counts from then on, as what cannot go; or it is killed with --strict. With --memory max nothing is limited, counted or swapped. What another \
              pageout run started below keeps that one's limit.",
         ],
@@ -44,14 +44,14 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "PATH is a block device, an existing file, or a new one; it has no comma. Disks may be named by UUID=, LABEL=, \
              PARTUUID= or PARTLABEL=, as swapon(8) takes them. A file must have mode 0600, belong to the user or root, and \
-             lie in a directory that only its owner can write. An existing file or \
-             block device must be empty or have a header by mkswap(8), which stays as it is; files are emptied at the \
+             lie in a directory that only its owner can write. An existing file \
+             must be empty, or of holes only, or have a header by mkswap(8), which stays as it is; a block device must have one. Files are emptied at the \
              end, unless processes live on that read from them (PROCESSES). Where run itself is killed, one that had no header holds what was swapped, and is \
              refused until it is removed or has one: a service that is started again needs a file that mkswap(8) has made, or none by name. A new file is made with mode 0600 and removed at the end. Where others can write \
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
-             reserve (the larger of 1 GiB and 5 %, at most half), by 64 MiB, and mem to what the limit leaves of the memory that there \
+             reserve (the larger of 1 GiB and 5 %, at most half), 4 TiB at most, by 64 MiB, and mem to what the limit leaves of the memory that there \
              is; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, by 2 MiB, which mem and files that had none before do anyhow; rotational keeps to \
@@ -71,8 +71,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              SIGQUIT ends the wait, and they go on with the memory and the room that they have, which stays as it is in files and disks; what they \
              execute later has no limit. \
              Where SIGTERM came while the program lived, whenever that was, or another of them ended it, there is no wait of more than two seconds: who \
-             stops the program by pageout waits for pageout. Its standard input and output are \
-             closed as soon as the program runs.",
+             stops the program by pageout waits for pageout. What it inherited but standard error is \
+             closed, and its directory is /, as soon as the program runs. It serves a quarter as many processes at a time as it may have open files \
+             (ulimit -Hn); others wait until one has ended. Of more than 2048 each one more may have all of the limit for itself, and a line says so.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
              pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \
              a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. Who waits for pageout is not \
@@ -154,7 +155,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "ps --json: an array of trees. Each has run, the process number of its pageout; main and program, number and name \
              of the program; uptime_seconds; limit_bytes; devices, as show has them; processes, each with name, state and \
-             its counters (COUNTERS); and ended, the totals of the processes that have ended.",
+             its counters (COUNTERS; of one without a limit four of them, and 2^64-1 as its limit); and ended, the totals of the processes that have ended.",
             "show --json: an array of devices: name, type, size_bytes, used_bytes, priority, leaving (on its way off), run.",
             "stat --json: one object a line: uptime_seconds of the tree and interval_seconds that the line is about; procs, \
              resident_bytes, unmanaged_bytes (of these, what cannot go) and swapped_bytes as they are; by the second si_bytes, so_bytes, faults, major, rescued, \
@@ -188,7 +189,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
              repeated), swapin, max-order, strict (yes or no), any-user (the same) and stats. A line that begins with # is a comment.",
-            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs. ~/.cache/pageout: the agent, or beside the sockets where no \
+            "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs; one that somebody removes is made again, and a line says so. ~/.cache/pageout: the agent, or beside the sockets where no \
              home can be written. With --any-user both are in \
              /run/pageout, or in $XDG_RUNTIME_DIR/pageout-any where others can enter that.",
         ],
@@ -196,7 +197,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
     (
         "REQUIREMENTS",
         &[
-            "Linux 6.8 or later and the GNU libc 2.34 or later, with read and write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, or \
+            "Linux 6.8 or later on x86-64 and the GNU libc 2.34 or later, with read and write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, or \
              CAP_SYS_PTRACE. pageout doctor says what is lacking.",
         ],
     ),

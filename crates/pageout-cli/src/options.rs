@@ -116,7 +116,7 @@ pub struct SettingOptions {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_order: Option<String>,
 
-    /// Kill a descendant that pageout cannot be preloaded into, instead of saying so once
+    /// Kill a descendant that would run without a limit, instead of saying so once
     #[arg(long)]
     pub strict: bool,
 

@@ -1,6 +1,6 @@
 //! userfaultfd for Rust: a thread decides what a page holds when another first touches it.
 //!
-//! `no_std`, no allocation, no libc: each method of [`Uffd`] is one system call, fit for a signal handler.
+//! `no_std`, no allocation, no libc: each method of [`Uffd`] but those that open is one system call at most, fit for a signal handler.
 //!
 //! | you want | you call | Linux |
 //! |---|---|---|

@@ -1,6 +1,6 @@
 //! A context and its requests.
 //!
-//! Owns [`Uffd`], a descriptor and nothing else: every method is one system call, there is no state and no lock
+//! Owns [`Uffd`], a descriptor and nothing else: every method but those that open is one system call at most, there is no state and no lock
 //! on this side. Any thread of the address space, also in a signal handler.
 
 use core::fmt;
@@ -48,7 +48,7 @@ impl fmt::Display for Partial {
             Errno::AGAIN => "an event is unread; read it and try again",
             Errno::BUSY => "a page is pinned or shared since a fork; leave it where it is",
             Errno::EXIST => "a page is there already; wake who waits for it",
-            Errno::FAULT => "the source is not readable",
+            Errno::FAULT => "the source is not readable, a guard page, or not in the page cache",
             Errno::NOENT => "a hole, or not registered",
             Errno::INVAL => "unaligned, or memory of a kind that this is not for",
             Errno::NOMEM => "out of memory",

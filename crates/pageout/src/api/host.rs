@@ -45,7 +45,7 @@ use std::vec::Vec;
 /// The longest pause between two looks at what is resident, when nothing happens.
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
-/// A look takes at most this share of the time, or, while much leaves, of which it is to be known how much is there, this.
+/// A look takes at most this share of the time, as long as the longest pause allows that, or, while much leaves, of which it is to be known how much is there, this.
 const LOOK_SHARE: u32 = 50;
 const LOOK_SHARE_PRESSED: u32 = 5;
 /// Resident pages are counted anew, so often at most, when the thread did not run for so long in the middle.

@@ -93,7 +93,7 @@ impl fmt::Debug for Swap {
 /// | | `Handler` | `Inline` |
 /// |---|---|---|
 /// | who | a thread of the engine, which the touch waits for | the thread itself, in a handler of SIGBUS |
-/// | a fault from memory | 7 to 14 us | three fifths of it; several threads at once, as far as there are CPUs |
+/// | a fault from memory | 7 to 14 us | three fifths of it; up to 16 threads at once, as far as there are CPUs |
 /// | a system call given memory that is out | served | **fails with EFAULT**, or stops short: [pin](Region::pin) what it is given |
 /// | rights | `/dev/userfaultfd`, or more | none |
 /// | a class or CPUs that another thread sets for one that faults just then | may be lost | as set |
