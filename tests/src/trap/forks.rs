@@ -688,15 +688,17 @@ fn fork_advice(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
+/// Makes threads and waits for them.
+extern "C" fn make_threads() {
+    // Stacks of other sizes, so that no thread's place is known.
+    for n in 1..5 {
+        let thread = std::thread::Builder::new().stack_size(n << 20).spawn(|| {});
+        thread.expect("there is room for a thread").join().expect("the thread does not panic");
+    }
+}
+
 /// As libraries do that have threads of their own: these go on in the parent.
 fn fork_handlers(ctx: &Ctx) -> Outcome {
-    extern "C" fn make_threads() {
-        // Stacks of other sizes, so that no thread's place is known.
-        for n in 1..4 {
-            let thread = std::thread::Builder::new().stack_size(n << 20).spawn(|| {});
-            thread.expect("there is room for a thread").join().expect("the thread does not panic");
-        }
-    }
     let (field, mut ballast) = ctx.evicted()?;
     // SAFETY: the handler is there as long as the program.
     let set = unsafe { libc::pthread_atfork(Some(make_threads), Some(make_threads), None) };
@@ -711,12 +713,6 @@ fn fork_handlers(ctx: &Ctx) -> Outcome {
 
 /// As a debugger holds it, or a busy machine: its child is there, and has its engine, long before it goes on.
 fn fork_held_up(ctx: &Ctx) -> Outcome {
-    extern "C" fn make_threads() {
-        for n in 1..5 {
-            let thread = std::thread::Builder::new().stack_size(n << 20).spawn(|| {});
-            thread.expect("there is room for a thread").join().expect("the thread does not panic");
-        }
-    }
     // SAFETY: lets a child of ours trace us; no pointers.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, -1i64) };
     // SAFETY: takes nothing.
