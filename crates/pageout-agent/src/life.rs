@@ -650,6 +650,9 @@ impl Life {
             bss_end(sys::read_memory(at, &mut header)?, at, file_end)
         };
         let mut walk = Walk::new(self.takes_executable);
+        // Ours whatever its file is called by now; what comes behind it without a gap is the program's.
+        let own = wrap::own();
+        let own_end = own.end.next_multiple_of(PAGE);
         let (areas, code, executable) = (&mut self.areas, &mut self.code, &mut self.executable);
         let files = &mut self.files;
         files.open();
@@ -663,7 +666,12 @@ impl Life {
                 return;
             }
             *executable += if area.is_executable() { area.end - area.start } else { 0 };
-            areas.extend(walk.step(&area, &mut refused, bss_end_of));
+            let found = walk.step(&area, &mut refused, bss_end_of);
+            let beyond = found.map(|(start, end)| match own.start < end {
+                true => (start.max(own_end), end),
+                false => (start, end),
+            });
+            areas.extend(beyond.filter(|(start, end)| start < end));
         });
         self.small = small;
     }

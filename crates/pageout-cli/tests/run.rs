@@ -638,6 +638,24 @@ fn the_embedded_agent_is_unpacked_for_the_user_alone() {
     assert!(name.starts_with("libpageout_agent-") && name.ends_with(".so"), "{name}");
 }
 
+/// Its own data are never taken for the program's: as when it is removed on NFS, which renames it, while it is mapped.
+#[test]
+fn the_agent_may_be_called_anything() {
+    let place = Place::new();
+    let mut command = place.pageout(["run", "-m", "64M", "sh", "-c", "echo ${LD_PRELOAD%%:*}"]);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+    let agent = place.path("agent");
+    fs::copy(ended.out.trim(), &agent).unwrap();
+    let fill = "for (i = 0; i < 40000; i++) a[i] = sprintf(\"%1000d\", i); for (i in a) n += a[i] + 0 == i; print n }";
+    for first in ["", "system(\"mv agent other\"); "] {
+        let words = format!("BEGIN {{ {first}{fill}");
+        let words = ["run", "-m", "24M", "-s", "mem,size=1G", "awk", &words];
+        let mut command = place.pageout(words);
+        let ended = finish(command.current_dir(place.path("")).env("PAGEOUT_AGENT", &agent));
+        assert_eq!((ended.status, ended.out.as_str(), ended.err.as_str()), (0, "40000\n", ""));
+    }
+}
+
 /// A program of this source in C.
 fn compile(place: &Place, name: &str, options: &[&str], source: &[u8]) {
     let source = place.file(&format!("{name}.c"), source, 0o600);

@@ -17,7 +17,8 @@ use crate::reclaim::budget::Budget;
 use crate::reclaim::policy::{Policy, Turn, FIRST};
 use crate::space::order::{known, Order};
 use crate::space::{
-    bits, page_start, BlockState, Region, Regions, Space, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT, UNIT_PAGES,
+    bits, page_start, BlockState, Region, Regions, Space, Usage, BLOCK, BLOCK_PAGES, PAGE, TOP, UNIT,
+    UNIT_PAGES,
 };
 use crate::stats::Stats;
 use crate::swap::Place;
@@ -562,13 +563,12 @@ impl<K: Kernel> Engine<K> {
                 }
                 at += PAGE;
                 if !whole && (at % UNIT == 0 || at == stop) {
-                    self.used(&mut block, block_start, index & !(UNIT_PAGES - 1)..index + 1, false);
+                    self.is_here(&mut block, block_start, index & !(UNIT_PAGES - 1)..index + 1);
                 }
             }
             if whole {
                 block.became_whole();
-                // One unit stands for all.
-                self.used(&mut block, block_start, 0..UNIT_PAGES, false);
+                self.is_here(&mut block, block_start, 0..UNIT_PAGES);
             }
         }
     }
@@ -606,8 +606,33 @@ impl<K: Kernel> Engine<K> {
         n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK
     }
 
-    /// Tells the policy that pages of a block came in; `asked`: by a fault, and not as part of a stream.
+    /// Tells the policy that pages of a block came in; `asked`: by a fault, and not as part of a stream. One unit stands for a
+    /// huge page.
     pub(crate) fn used(&self, block: &mut BlockState, block_start: usize, pages: Range<usize>, asked: bool) {
+        let huge = block.huge;
+        self.wait_in_line(block, block_start, pages, asked, |usage, soon| {
+            if !usage.queued && usage.evicted_at != 0 {
+                let pages = if huge { BLOCK_PAGES } else { UNIT_PAGES } as u64;
+                Stats::add(&self.stats.workingset_refault_anon, pages);
+                Stats::add(&self.stats.workingset_activate_anon, if soon { pages } else { 0 });
+            }
+        });
+    }
+
+    /// Tells it of pages that were here all the time, or are found, and wait in line from now on.
+    pub(crate) fn is_here(&self, block: &mut BlockState, block_start: usize, pages: Range<usize>) {
+        self.wait_in_line(block, block_start, pages, false, |_, _| ());
+    }
+
+    /// `each` sees a unit's usage as it was, and whether it came back soon.
+    fn wait_in_line(
+        &self,
+        block: &mut BlockState,
+        block_start: usize,
+        pages: Range<usize>,
+        asked: bool,
+        each: impl Fn(Usage, bool),
+    ) {
         let now = self.evictions.load(Relaxed);
         // What a stream brings in is no sign of use.
         let gives_up = asked && self.gives_up();
@@ -621,12 +646,7 @@ impl<K: Kernel> Engine<K> {
             let came = bits(pages.start.saturating_sub(first)..(pages.end - first).min(UNIT_PAGES)) as u16;
             let before = unit.usage;
             let soon = self.policy.lock().used(turn, &mut unit.usage, now, came, asked);
-            if !before.queued && before.evicted_at != 0 {
-                Stats::add(&self.stats.workingset_refault_anon, UNIT_PAGES as u64);
-                if soon {
-                    Stats::add(&self.stats.workingset_activate_anon, UNIT_PAGES as u64);
-                }
-            }
+            each(before, soon);
             if gives_up && soon {
                 // One unit stands for a huge page.
                 let part = pages.start.max(first)..pages.end.min(first + UNIT_PAGES);

@@ -63,6 +63,13 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("system", "system and popen", system).may_log(),
     Trap::new("exec", "becomes another program", exec).may_log(),
     Trap::new("exec-threads", "a thread becomes another program while others fault", exec_threads).may_log(),
+    Trap::new(
+        "exec-amid-threads",
+        "[COUNT]: becomes itself again, COUNT times, amid threads that make threads",
+        { exec_amid_threads },
+    )
+    .need_not_swap()
+    .may_log(),
     Trap::new("exec-filtered", "the same where a filter forbids to compare processes", exec_filtered)
         .may_log(),
     Trap::new("exec-first-ends", "executes a program whose first thread ends at once", exec_first_ends)
@@ -772,6 +779,25 @@ fn exec_threads(ctx: &Ctx) -> Outcome {
     std::thread::sleep(ctx.time / 10);
     let thread = std::thread::spawn(move || Err(become_trap(&words)));
     super::load::join(thread)
+}
+
+/// Each is killed wherever it is, and the keeper of what was before has to end.
+fn exec_amid_threads(ctx: &Ctx) -> Outcome {
+    let most = if sys::under_pageout() { 2000usize } else { 20 };
+    let left = ctx.args.first().and_then(|count| count.parse().ok()).unwrap_or(most);
+    let Some(left) = left.checked_sub(1) else {
+        return if sys::under_pageout() { are_children_of_run(2) } else { Ok(()) };
+    };
+    for _ in 0..8 {
+        std::thread::spawn(|| loop {
+            // Refused while another thread executes.
+            let _ = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join());
+        });
+    }
+    std::thread::sleep(Duration::from_micros(1000 + Dice::new(left).roll(2000) as u64));
+    let mut words = arguments(ctx, "exec-amid-threads", ctx.size)?;
+    words.push(CString::new(left.to_string()).expect("no zero"));
+    Err(become_trap(&words))
 }
 
 /// As many as this process and its keeper are: that of the program before goes.

@@ -3,7 +3,10 @@
 use super::{answer, fail, Next};
 use crate::{exit, fork, memory, sys};
 use alloc::boxed::Box;
+use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::kernel::undisturbed;
 use rustix::io::Errno;
@@ -27,10 +30,35 @@ struct Launch {
     mask: Option<u64>,
 }
 
-/// Memory of the engine's for what a new thread is told. Its heap has a lock that the engine takes too: no handler of the
-/// program's may wait for a page meanwhile.
+/// What a new thread is told. Without a lock: a thread may be killed wherever it is, by an exec of another's, and the engine
+/// that has to end then would wait for it.
+struct Record {
+    is_taken: AtomicBool,
+    words: UnsafeCell<MaybeUninit<[usize; RECORD]>>,
+}
+
+// SAFETY: the words are of who took it.
+unsafe impl Sync for Record {}
+
+/// In words; what is told has to fit.
+const RECORD: usize = 4;
+/// So many threads begin at once without the engine's heap. Those that begin while their process forks stay taken in the child.
+static RECORDS: [Record; 128] =
+    [const { Record { is_taken: AtomicBool::new(false), words: UnsafeCell::new(MaybeUninit::uninit()) } };
+        128];
+
+/// A place for what a new thread is told. Where all are taken it is on the engine's heap, whose lock the engine takes too: no
+/// handler of the program's may wait for a page meanwhile.
 fn keep_for_thread<T>(what: T) -> *mut c_void {
-    sys::quietly(|| Box::into_raw(Box::new(what))).cast()
+    const { assert!(size_of::<T>() <= RECORD * size_of::<usize>() && align_of::<T>() <= align_of::<usize>()) };
+    let free = RECORDS.iter().find(|record| {
+        !record.is_taken.load(Ordering::Relaxed) && !record.is_taken.swap(true, Ordering::Acquire)
+    });
+    let Some(record) = free else { return sys::quietly(|| Box::into_raw(Box::new(what))).cast() };
+    let kept = record.words.get().cast::<T>();
+    // SAFETY: ours, and large enough.
+    unsafe { kept.write(what) };
+    kept.cast()
 }
 
 /// Takes it back.
@@ -38,8 +66,14 @@ fn keep_for_thread<T>(what: T) -> *mut c_void {
 /// # Safety
 /// Of this type, and nobody else has it.
 unsafe fn take_for_thread<T>(kept: *mut c_void) -> T {
+    let Some(record) = RECORDS.iter().find(|record| record.words.get().cast() == kept) else {
+        // SAFETY: by contract.
+        return sys::quietly(|| *unsafe { Box::from_raw(kept.cast::<T>()) });
+    };
     // SAFETY: by contract.
-    sys::quietly(|| *unsafe { Box::from_raw(kept.cast::<T>()) })
+    let what = unsafe { kept.cast::<T>().read() };
+    record.is_taken.store(false, Ordering::Release);
+    what
 }
 
 extern "C" fn launched(launch: *mut c_void) -> *mut c_void {

@@ -236,6 +236,10 @@ impl<K: Kernel> Engine<K> {
         }
         match moved {
             Ok(()) => Some(Brought::Done(BLOCK_PAGES)),
+            Err(Partial { errno: Errno::INVAL, .. }) => {
+                self.unlock_for_refused();
+                None
+            }
             Err(partial) if done > 0 || partial.errno == Errno::AGAIN => Some(Brought::Pending),
             Err(_) => None,
         }

@@ -830,9 +830,11 @@ unsafe impl Kernel for Linux {
         let (n, _) = self.scan(at, at + BLOCK, &mut found);
         let whole = made.is_ok() && n == 1 && found[0].huge && found[0].end - found[0].start == BLOCK;
         if !whole {
-            // Where that is refused (a filter of a thread that answers itself) it is emptied when it is needed.
+            // Locked, too (mlockall). Where that is refused (a filter of a thread that answers itself) it is emptied when it
+            // is needed.
             // SAFETY: as above.
-            let _ = unsafe { madvise(at as *mut _, BLOCK, Advice::LinuxDontNeed) };
+            let _ =
+                unsafe { call(raw::__NR_madvise, [at, BLOCK, raw::MADV_DONTNEED_LOCKED as usize, 0, 0, 0]) };
         }
         self.register_again(at, BLOCK);
         if whole {
@@ -1013,5 +1015,23 @@ mod tests {
             assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         }
         assert!(kernel.resident_pages() > 0);
+    }
+
+    #[test]
+    fn a_huge_page_that_cannot_be_had_leaves_a_locked_hole_empty() {
+        // SAFETY: gets addresses of our own mappings only.
+        let Ok(kernel) = (unsafe { Linux::open() }) else {
+            println!("skipped: no userfaultfd");
+            return;
+        };
+        let base = reserve(2 * BLOCK);
+        let at = (base + BLOCK - 1) & !(BLOCK - 1);
+        kernel.register(at, BLOCK).unwrap();
+        // SAFETY: our own pages. As mlockall(MCL_CURRENT | MCL_ONFAULT) does it; where they end within the block none is huge.
+        unsafe {
+            rustix::mm::mlock_with(at as *mut _, BLOCK / 2, rustix::mm::MlockFlags::ONFAULT).unwrap();
+        }
+        assert_eq!(kernel.make_huge(at), Err(Errno::NOMEM));
+        assert_eq!(kernel.scan(at, at + BLOCK, &mut [Found::NONE; 4]).0, 0);
     }
 }

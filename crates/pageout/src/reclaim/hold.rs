@@ -70,7 +70,7 @@ impl<K: Kernel> Engine<K> {
             // A huge block is queued by one of its units.
             let units = if block.huge { 0..BLOCK_PAGES } else { first..first + UNIT_PAGES };
             if !is_queued(&block, units.clone()) && is_resident(&block, units.clone()) {
-                self.used(&mut block, block_start, units.start..units.start + UNIT_PAGES, false);
+                self.is_here(&mut block, block_start, units.start..units.start + UNIT_PAGES);
             }
         }
     }

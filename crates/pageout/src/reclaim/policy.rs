@@ -211,14 +211,14 @@ impl Policy {
         }
         usage.left &= !pages;
         if !core::mem::replace(&mut usage.queued, true) {
-            let settles = now == FIRST || soon && (asked || self.settles());
+            let settles = now == FIRST || soon && (asked || self.settles(turn));
             if settles { &mut self.main } else { &mut self.trial }.push(turn);
         }
         soon
     }
 
-    fn settles(&mut self) -> bool {
-        self.streamed = self.streamed.wrapping_add(1);
+    fn settles(&mut self, turn: Turn) -> bool {
+        self.streamed = self.streamed.wrapping_add(turn.units() as u32);
         // Whole blocks, so that what is left for the stream is not cut to pieces.
         self.streamed / BLOCK_UNITS as u32 % SETTLES == 0
     }

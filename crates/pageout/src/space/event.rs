@@ -204,6 +204,6 @@ fn settle_moved<K: Kernel>(engine: &Engine<K>, at: usize, word: Word, sum: u128)
         engine.frames.set_owner(word.payload() as u32, at);
     }
     if word.tag() == Tag::Resident {
-        engine.used(&mut block, block_start, index..index + 1, false);
+        engine.is_here(&mut block, block_start, index..index + 1);
     }
 }

@@ -10,7 +10,7 @@ use crate::kernel::{Kernel, Partial};
 use crate::page::Tag;
 use crate::reclaim::policy::Turn;
 use crate::slot::Memory;
-use crate::space::{bits, BlockState, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
+use crate::space::{bits, BlockState, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use rustix::io::Errno;
@@ -124,6 +124,7 @@ impl<K: Kernel> Engine<K> {
             match self.leave_run(out, &mut leaving) {
                 Left::Some => {}
                 stopped => {
+                    self.note_part(&leaving);
                     let mut policy = self.policy.lock();
                     (1..units).for_each(|unit| policy.keep(Turn::new(leaving.number(unit), false)));
                     return stopped;
@@ -182,17 +183,20 @@ impl<K: Kernel> Engine<K> {
             return None;
         }
         block.unpark(first);
-        Stats::add(&self.stats.pgscan, UNIT_PAGES as u64);
-        if self.is_pinned(unit_start) {
+        let (huge, is_held) = (block.huge, block.is_held(first));
+        Stats::add(&self.stats.pgscan, if huge { BLOCK_PAGES } else { UNIT_PAGES } as u64);
+        let is_pinned = self.is_pinned(unit_start);
+        if huge && (is_pinned || is_held) {
             // The others of its block can leave.
-            if block.huge {
-                block.became_split();
-                self.requeue_units(block, block_start);
-            }
+            block.became_split();
+            self.requeue_units(block, block_start);
+        }
+        if is_pinned {
             block.park(first, false);
             self.policy.lock().park(Turn::new((unit_start / UNIT) as u32, false));
             return None;
         }
+        // Of what was a huge page this unit, maybe, is not.
         if block.is_held(first) {
             // `release_hold` queues it again.
             block.unit_mut(first).expect("unit of a candidate").usage.queued = false;
@@ -230,6 +234,25 @@ impl<K: Kernel> Engine<K> {
         Some(leave)
     }
 
+    /// Notes in a unit which of its pages have left.
+    fn note(&self, unit: &mut Unit, moved: u16) {
+        if moved != 0 {
+            unit.usage.left = moved & !unit.resident();
+            unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
+        }
+    }
+
+    /// The same in each of its units, as far as they have left before something stopped them.
+    fn note_part(&self, leaving: &Leaving) {
+        let Some(block) = self.space.block(leaving.block_start) else { return };
+        let mut block = block.lock();
+        for place in 0..leaving.units {
+            if let Some(unit) = block.unit_mut(leaving.first + place * UNIT_PAGES) {
+                self.note(unit, Leaving::of(leaving.moved, place));
+            }
+        }
+    }
+
     /// Says in a unit what has left of it, and queues it again if something stayed.
     fn have_left(&self, out: &mut Outgoing, leaving: &Leaving, place: usize, busy_before: usize) -> Left {
         let first = leaving.first + place * UNIT_PAGES;
@@ -248,10 +271,7 @@ impl<K: Kernel> Engine<K> {
             // What is busy still is pinned.
             out.busy.truncate(busy_before);
         }
-        if moved != 0 {
-            unit.usage.left = moved & !unit.resident();
-            unit.usage.evicted_at = self.evictions.fetch_add(1, Relaxed).max(1);
-        }
+        self.note(unit, moved);
         match unit.resident() {
             // As when its turn comes.
             stay if is_held || stay == 0 => unit.usage.queued = false,
@@ -496,7 +516,7 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn requeue_units(&self, block: &mut BlockState, block_start: usize) {
         for index in (0..BLOCK_PAGES).step_by(UNIT_PAGES) {
             if block.unit(index).is_some_and(|unit| unit.resident() != 0 && !unit.usage.queued) {
-                self.used(block, block_start, index..index + UNIT_PAGES, false);
+                self.is_here(block, block_start, index..index + UNIT_PAGES);
             }
         }
     }

@@ -520,6 +520,9 @@ impl<K: Kernel> Engine<K> {
                 (0, true, Some(partial.errno))
             }
             Err(Partial { errno, .. }) => {
+                if errno == Errno::INVAL {
+                    self.unlock_for_refused();
+                }
                 // It can be executed, as the frames cannot.
                 let copied = match errno == Errno::INVAL && self.frames.has_executable() {
                     true => self.map_by_copy(to, from, pages, asked),

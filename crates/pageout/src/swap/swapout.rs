@@ -457,7 +457,7 @@ impl<K: Kernel> Engine<K> {
                 Ok(()) | Err(Errno::EXIST) => {
                     self.budget.sub(copied.is_ok().into());
                     block.set(index, word.rescue());
-                    self.used(&mut block, block_start, index..index + 1, false);
+                    self.is_here(&mut block, block_start, index..index + 1);
                     break;
                 }
                 // No event explains it, so none will come: the mapping is gone for good.
