@@ -211,15 +211,16 @@ impl Policy {
         }
         usage.left &= !pages;
         if !core::mem::replace(&mut usage.queued, true) {
-            let settles = now == FIRST || soon && (asked || self.settles(turn));
+            let settles = now == FIRST || soon && (asked || self.settles());
             if settles { &mut self.main } else { &mut self.trial }.push(turn);
         }
         soon
     }
 
-    fn settles(&mut self, turn: Turn) -> bool {
-        self.streamed = self.streamed.wrapping_add(turn.units() as u32);
-        // Whole blocks, so that what is left for the stream is not cut to pieces.
+    fn settles(&mut self) -> bool {
+        self.streamed = self.streamed.wrapping_add(1);
+        // Whole blocks, so that what is left for the stream is not cut to pieces. Of huge pages so many in a row, for the same
+        // reason: one in four would have the stream begin anew behind each.
         self.streamed / BLOCK_UNITS as u32 % SETTLES == 0
     }
 
