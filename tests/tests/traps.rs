@@ -59,6 +59,7 @@ fn main() -> ExitCode {
     for (how, most) in [
         ("one", 2),
         ("again", 1),
+        ("read", 1),
         ("mmap", 2),
         ("executable", 2),
         ("mixed", 2),

@@ -70,8 +70,8 @@ const SCAN_SHARE: u64 = 8;
 const LARGEST_STACK: usize = 64 << 20;
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
-/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
-/// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
+/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit, or where areas come that show in
+/// nothing else, up to 15 times as often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
 const COUNT_EVERY: u64 = 300_000_000;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
@@ -125,6 +125,11 @@ pub struct Life {
     /// What could not go at the last count, in bytes; when (ns) it is counted again.
     unmanaged: u64,
     next_count: u64,
+    /// The least that could not go at any count since areas were last looked for. What comes on top may be in areas that had none:
+    /// `mprotect` has one instead of another, and no size changes.
+    explained: u64,
+    /// The last time they were looked for because of that.
+    is_exchanged: bool,
     /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
     over: Option<(u64, u64, u64)>,
     /// How much of it was told.
@@ -178,6 +183,8 @@ impl Life {
             hurried: false,
             unmanaged: 0,
             next_count: 0,
+            explained: u64::MAX,
+            is_exchanged: false,
             over: None,
             told_over: 0,
         }
@@ -519,20 +526,25 @@ impl Life {
         self.tell_of_forks(keeper);
         let counted = keeper.engine.kernel.now();
         let over = (seen.resident * PAGE) as u64 > allowance;
-        let rest = if over { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+        let rest = if over || self.is_exchanged { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
         self.next_count = counted + rest.min(COUNT_EVERY);
     }
 
-    /// Looks for what is new, if mappings have changed and it is time; `over`: so many bytes are too much.
+    /// Looks for what is new, if mappings have changed, or seem to have, and it is time; `over`: so many bytes are too much.
     fn scan_in_time(&mut self, keeper: &'static Keeper, seen: Statm, over: i64, now: u64) -> bool {
         let changes = keeper.engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
         let mappings = (seen.size, seen.data, changes);
         let rest = if over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
-        if mappings == self.scanned || now < self.scan_ended + rest {
+        let is_explained = self.unmanaged.saturating_sub(self.explained) < self.worth();
+        if mappings == self.scanned && is_explained || now < self.scan_ended + rest {
             return false;
         }
         self.scanned = mappings;
         self.look_around(keeper, over);
+        self.explained = u64::MAX;
+        // Before more comes that is not known; and more may come.
+        self.next_count = if is_explained { self.next_count } else { 0 };
+        self.is_exchanged = !is_explained;
         self.scan_ended = keeper.engine.kernel.now();
         self.scan_took = self.scan_ended - now;
         true
@@ -561,6 +573,7 @@ impl Life {
         Stats::set(&self.stats.unmanaged_bytes, bytes);
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
+        self.explained = self.explained.min(bytes);
         let stays = bytes.min(before);
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);

@@ -5,13 +5,18 @@ use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const TRAPS: &[Trap] = &[
     Trap::new("grows-slowly", "maps a little more every now and then: not a mapping each", grows_slowly),
     Trap::new(
+        "protect-exchange",
+        "closes a part of what it has reserved and opens another, of the same size, again and again",
+        protect_exchange,
+    ),
+    Trap::new(
         "touch",
-        "[malloc|brk|mmap|executable|mixed|small|huge|huge-pieces|one|again|populate]: says its pid and touches --size of new memory by --threads threads",
+        "[malloc|brk|mmap|executable|mixed|small|huge|huge-pieces|one|again|populate|read]: says its pid and touches --size of new memory by --threads threads",
         touch,
     )
     .helper(),
@@ -46,6 +51,29 @@ fn grows_slowly(ctx: &Ctx) -> Outcome {
     parts.iter().try_for_each(|part| part.check(1))
 }
 
+/// As pools of memory do. No size changes, and nothing is mapped: that the other is there shows in what is resident alone.
+fn protect_exchange(ctx: &Ctx) -> Outcome {
+    let whole = sys::map_at(0, 3 * ctx.size, libc::PROT_NONE, sys::ANON | libc::MAP_NORESERVE)?;
+    let [low, high] = [0, 2 * ctx.size].map(|at| whole.part(at, ctx.size));
+    sys::protect(high, sys::RW)?;
+    high.fill(1);
+    for (generation, from, to) in [(2, high, low), (3, low, high), (4, high, low)] {
+        std::thread::sleep(Duration::from_millis(300));
+        sys::advise(from, libc::MADV_DONTNEED)?;
+        std::thread::sleep(Duration::from_millis(100));
+        sys::protect(from, libc::PROT_NONE)?;
+        sys::protect(to, sys::RW)?;
+        to.fill(generation);
+        let since = Instant::now();
+        while sys::under_pageout() && sys::resident(to)? > to.pages() / 4 * 3 {
+            ensure!(since.elapsed() < Duration::from_secs(10), "what was opened last stays");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        to.check(generation)?;
+    }
+    Ok(())
+}
+
 fn touch(ctx: &Ctx) -> Outcome {
     let new_piece: fn(usize) -> Result<Span, Stop> = match ctx.args.first().map(String::as_str) {
         None | Some("mmap") => |_| sys::map(4 << 20),
@@ -72,6 +100,14 @@ fn touch(ctx: &Ctx) -> Outcome {
             sys::unmap(whole)?;
             let whole = sys::map(each)?;
             sys::advise(whole, libc::MADV_POPULATE_WRITE)?;
+            Ok(whole)
+        },
+        // Beside much that was only read, and takes none.
+        Some("read") => |each| {
+            let whole = sys::map(each)?;
+            let table = sys::map(12 * each)?;
+            sys::advise(table, libc::MADV_NOHUGEPAGE)?;
+            words_of(table).for_each(|word| _ = load(word));
             Ok(whole)
         },
         Some("again") => |each| {

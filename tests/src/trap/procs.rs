@@ -66,7 +66,7 @@ pub const TRAPS: &[Trap] = &[
     Trap::new(
         "exec-amid-threads",
         "[COUNT]: becomes itself again, COUNT times, amid threads that make threads",
-        { exec_amid_threads },
+        exec_amid_threads,
     )
     .need_not_swap()
     .may_log(),

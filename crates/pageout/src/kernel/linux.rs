@@ -798,6 +798,19 @@ unsafe impl Kernel for Linux {
         }
     }
 
+    fn count_zeros(&self, start: usize, len: usize) -> usize {
+        const RUNS: usize = 32;
+        let sought = Sought { any: raw::PAGE_IS_PFNZERO, ..Sought::default() };
+        let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];
+        let (mut at, mut count) = (start, 0);
+        while at < start + len {
+            let Ok((n, upto)) = pagemap_scan(&self.pagemap, (at, start + len), sought, &mut found) else { break };
+            count += found[..n].iter().map(|run| (run.end - run.start) as usize / PAGE).sum::<usize>();
+            at = upto;
+        }
+        count
+    }
+
     fn holds_zeros(&self, start: usize, len: usize) -> bool {
         let sought = Sought { none: raw::PAGE_IS_PFNZERO, any: raw::PAGE_IS_PRESENT, ..Sought::default() };
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; 1];

@@ -225,6 +225,11 @@ pub unsafe trait Kernel: Send + Sync {
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 
+    /// How many pages of a range are the kernel's page of zeros, which is no memory. Of frames.
+    fn count_zeros(&self, _start: usize, _len: usize) -> usize {
+        0
+    }
+
     /// Is what is mapped in a range but the kernel's page of zeros, which who only reads is given? Of frames.
     fn holds_zeros(&self, _start: usize, _len: usize) -> bool {
         false

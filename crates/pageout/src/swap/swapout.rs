@@ -132,6 +132,7 @@ impl<K: Kernel> Engine<K> {
         let mut left = 0;
         loop {
             left += self.let_leave(out, want - left);
+            self.drop_zeros(out);
             self.drop_filled(out);
             self.release(out);
             // Only now that nobody can wait for what was held: populating may wait for the fault path.
@@ -144,9 +145,15 @@ impl<K: Kernel> Engine<K> {
     /// The same for a fault that helps itself: it asks for no memory, and touches none, so never waits for itself.
     pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
         out.memory = Memory::AtHand;
-        let left = self.let_leave(out, want);
-        self.release(out);
-        left
+        loop {
+            let left = self.let_leave(out, want);
+            let zeros = self.drop_zeros(out);
+            self.release(out);
+            // What was no memory makes no room, but is gone through: the next may be some.
+            if left > zeros || zeros == 0 {
+                return left.saturating_sub(zeros);
+            }
+        }
     }
 
     /// What both do. The frames are filled and the caller's.
@@ -482,6 +489,36 @@ impl<K: Kernel> Engine<K> {
     /// What has no place finds none for a while ([`Engine::is_stuck`]).
     fn found_none(&self) {
         self.stuck_until.store(self.kernel.now() + 100_000_000, Relaxed);
+    }
+
+    /// Gives chunks with frames that hold the kernel's page of zeros back to the kernel: these are no memory, and would take some
+    /// when they are written to. Memory has it that was only read before it was taken up. How many frames. No lock held.
+    fn drop_zeros(&self, out: &mut Outgoing) -> usize {
+        // Regions are registered before they are read.
+        if self.is_inline() {
+            return 0;
+        }
+        let mut dropped = 0;
+        let pages = &out.pages;
+        let mut stays = |first: u32, filled: usize| {
+            let is_in = |page: &Out| page.fate == Fate::Zero && page.frame.wrapping_sub(first) < CHUNK as u32;
+            if !pages.iter().any(is_in) {
+                return true;
+            }
+            let at = self.frames.address(first);
+            let zeros = self.kernel.count_zeros(at, filled * PAGE);
+            let _regions = self.events.read();
+            if zeros == 0 || self.drop_frames(at, CHUNK * PAGE).is_err() {
+                return true;
+            }
+            self.frames.dropped(first);
+            self.budget.add(filled - zeros);
+            dropped += zeros;
+            false
+        };
+        out.chunks.retain(|first| stays(*first, CHUNK));
+        out.chunk = out.chunk.filter(|(first, filled)| stays(*first, *filled));
+        dropped
     }
 
     /// Gives whole chunks and huge frames back to the kernel, as long as the process is far over its limit.
