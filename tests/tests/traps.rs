@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("run-killed".into(), || settings.run_killed()),
+        beside_others("run-killed-forks".into(), || settings.run_killed_forks()),
         beside_others("run-gone".into(), || settings.run_gone()),
         beside_others("term-handled".into(), || settings.terminated("term", 0)),
         beside_others("term-deadly".into(), || settings.terminated("term-default", 128 + libc::SIGTERM)),
@@ -552,6 +553,16 @@ impl Settings {
             return Err(format!("{out} bytes out, run ended with {code}; said: {said}").into());
         }
         Ok(())
+    }
+
+    /// Forks go on without run, where what is out fits.
+    fn run_killed_forks(&self) -> Result<(), Failed> {
+        let run = self.under_pageout(self.size / 4, &self.arguments("forks-on", self.size))?;
+        let done = self.finish(run.command, Vec::new())?;
+        match (done.code(), done.stdout.as_str()) {
+            (code, "ok\n") if code == 128 + libc::SIGKILL => Ok(()),
+            (code, _) => Err(format!("run ended with {code}; said: {}{}", done.stdout, done.stderr).into()),
+        }
     }
 
     /// When run has gone, what is executed later has no limit, and says nothing of it.

@@ -237,6 +237,9 @@ pub fn forget_others() {
         }
     }
     LEFT.store(0, Ordering::Relaxed);
+    // Who shared the parent's memory does not share this.
+    GUESTS.store(0, Ordering::SeqCst);
+    GUESTS_ELSEWHERE.store(false, Ordering::Relaxed);
 }
 
 fn unpin(held: usize) {

@@ -29,8 +29,9 @@ static HEIR: AtomicU32 = AtomicU32::new(NONE);
 static TURN: Baton = Baton::new();
 /// Those in which somebody asks for [`settle`].
 static SETTLED: Rounds = Rounds::new();
-/// Forks under way that found no engine to ask.
-static UNASKED: AtomicU32 = AtomicU32::new(0);
+/// Threads whose forks under way found no engine to ask, by number; 0: nobody. And how many found no place there.
+static UNASKED: [AtomicU32; MOST_AMID] = [const { AtomicU32::new(0) }; MOST_AMID];
+static MORE_UNASKED: AtomicU32 = AtomicU32::new(0);
 /// Forks of this process that are over.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// See [`generations`].
@@ -238,6 +239,7 @@ fn begin() -> bool {
             amid.thread.store(own_number(), Ordering::Relaxed);
             own += 1;
         } else {
+            amid.thread.store(0, Ordering::Relaxed);
             amid.block.store(0, Ordering::Relaxed);
         }
     }
@@ -246,7 +248,8 @@ fn begin() -> bool {
     // Nobody is here who may have had them.
     TURN.pass_on();
     remap::forget();
-    UNASKED.store(0, Ordering::Relaxed);
+    UNASKED.iter().chain([&MORE_UNASKED]).for_each(|thread| thread.store(0, Ordering::Relaxed));
+    wrap::forget_locks();
     CHILD.store(true, Ordering::Relaxed);
     // Else that comes with the library's own beginning.
     keeper::is_prepared() && keeper::start()
@@ -272,10 +275,11 @@ pub fn forker_is_dead() -> bool {
     was_killed(forker())
 }
 
-/// Is a fork under way that found no engine to ask? Before there is one, all who have been killed amid a fork were such.
+/// Is a fork under way that found no engine to ask? Not of who has been killed amid it.
 pub fn goes_on_unasked() -> bool {
-    let unasked = UNASKED.load(Ordering::SeqCst);
-    unasked != 0 && unasked as usize > AMID.iter().filter(|amid| amid.is_dead()).count()
+    let goes_on = |thread: u32| thread != 0 && !was_killed(thread);
+    MORE_UNASKED.load(Ordering::SeqCst) != 0
+        || UNASKED.iter().any(|thread| goes_on(thread.load(Ordering::SeqCst)))
 }
 
 /// From so many generations, one of which forked the next, something may be inherited still.
@@ -302,7 +306,8 @@ pub fn is_child() -> bool {
 #[must_use]
 pub struct Turn {
     mask: u64,
-    asked: bool,
+    /// Nobody was there to ask: where that is written down.
+    unasked: Option<&'static AtomicU32>,
     out: bool,
     amid: Option<&'static Amid>,
 }
@@ -321,11 +326,12 @@ impl Turn {
 
     /// In the parent, whether it forked or not.
     pub fn end(self) {
-        if self.asked {
-            gate::say(gate::FREE);
-            TURN.pass_on();
-        } else {
-            UNASKED.fetch_sub(1, Ordering::SeqCst);
+        match self.unasked {
+            None => {
+                gate::say(gate::FREE);
+                TURN.pass_on();
+            }
+            Some(place) => withdraw(place),
         }
         FORKS.fetch_add(1, Ordering::Relaxed);
         self.restore();
@@ -363,19 +369,39 @@ impl Turn {
 pub fn before() -> Option<Turn> {
     let mask = sys::block_signals_from_elsewhere();
     sys::unblock_for_fork();
-    UNASKED.fetch_add(1, Ordering::SeqCst);
+    let me = own_number();
+    let unasked = announce(me);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, asked: false, out: false, amid: None });
+        return Some(Turn { mask, unasked: Some(unasked), out: false, amid: None });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
-    UNASKED.fetch_sub(1, Ordering::SeqCst);
-    if !take_turn(own_number()) {
+    withdraw(unasked);
+    if !take_turn(me) {
         sys::set_signals(mask);
         return None;
     }
     let out = gate::ask(gate::ASKED) == gate::GRANTED_OUT;
-    Some(Turn { mask, asked: true, out, amid: None })
+    Some(Turn { mask, unasked: None, out, amid: None })
+}
+
+/// Writes down that a thread forks without asking, and says where.
+fn announce(me: u32) -> &'static AtomicU32 {
+    let takes =
+        |place: &&AtomicU32| place.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    UNASKED.iter().find(takes).unwrap_or_else(|| {
+        MORE_UNASKED.fetch_add(1, Ordering::SeqCst);
+        &MORE_UNASKED
+    })
+}
+
+/// Its fork is over, or asks after all.
+fn withdraw(place: &AtomicU32) {
+    if core::ptr::eq(place, &MORE_UNASKED) {
+        place.fetch_sub(1, Ordering::SeqCst);
+    } else {
+        place.store(0, Ordering::SeqCst);
+    }
 }
 
 /// Waits for the others, a minute for each; false: one has not come to its end by then.

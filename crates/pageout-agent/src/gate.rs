@@ -150,8 +150,11 @@ fn go_on(keeper: &Keeper) {
 
 /// Does a child find run, and get an engine? Not that of a program that has become another user, or has another root, or
 /// may have hardly any descriptors, or that may not look at itself (PR_SET_DUMPABLE).
-fn child_finds_run(maps: &mut Maps) -> bool {
-    if sys::highest_limit(keeper::program(), raw::RLIMIT_NOFILE).is_some_and(|most| most < DESCRIPTORS) {
+fn child_finds_run(keeper: &Keeper, maps: &mut Maps) -> bool {
+    // The name of its socket stays when it is killed.
+    if !keeper.link.has_run()
+        || sys::highest_limit(keeper::program(), raw::RLIMIT_NOFILE).is_some_and(|most| most < DESCRIPTORS)
+    {
         return false;
     }
     if proc::opened(c"/proc/self/pagemap").is_none() {
@@ -292,7 +295,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
                 engine.stand_still(true);
                 let mut home = engine.out_pages() <= FEW && bring_home(keeper, &mut server);
                 if !home {
-                    finds_run = child_finds_run(&mut maps);
+                    finds_run = child_finds_run(keeper, &mut maps);
                     home = !finds_run && bring_home(keeper, &mut server);
                 }
                 answer(gate, if home { GRANTED } else { GRANTED_OUT });

@@ -526,7 +526,11 @@ impl Life {
         self.tell_of_forks(keeper);
         let counted = keeper.engine.kernel.now();
         let over = (seen.resident * PAGE) as u64 > allowance;
-        let rest = if over || self.is_exchanged { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
+        let rest = if over || self.is_exchanged {
+            100 * (counted - now).max(COUNT_EVERY / 1500)
+        } else {
+            COUNT_EVERY
+        };
         self.next_count = counted + rest.min(COUNT_EVERY);
     }
 

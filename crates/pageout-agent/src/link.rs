@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, LockClass};
 use pageout::wire::{Kind, Message, Settings, ANY_USER, BYE_STOP, DEVICES, NONE};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -162,6 +163,14 @@ impl Link {
             }
             self.kept.lock().push((message, fds[0].take()));
         }
+    }
+
+    /// Is run there, to be asked and to be found?
+    pub fn has_run(&self) -> bool {
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        let mut socket = [PollFd::new(&self.socket, gone)];
+        let seen = poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        seen.is_ok() && !socket[0].revents().intersects(gone)
     }
 
     /// Would what comes now be unasked? Not while somebody waits for an answer, nor when run is gone.

@@ -33,6 +33,12 @@ pub const TRAPS: &[Trap] = &[
         fork_begins,
     )
     .may_log(),
+    Trap::new(
+        "fork-begins-later",
+        "the same in a child that was made while another thread forked",
+        fork_begins_later,
+    )
+    .may_log(),
     Trap::new("fork-threads", "forks while other threads write", fork_threads).may_log(),
     Trap::new(
         "fork-snapshot",
@@ -1298,6 +1304,65 @@ fn fork_begins(ctx: &Ctx) -> Outcome {
     field.check(1)?;
     field.fill(2);
     field.check(2)
+}
+
+/// Who forks first, by number; how far the two have come.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+static STAGE: AtomicUsize = AtomicUsize::new(0);
+
+fn await_stage(stage: usize) {
+    while STAGE.load(Ordering::SeqCst) < stage {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn own_number() -> usize {
+    // SAFETY: has no conditions.
+    unsafe { libc::gettid() as usize }
+}
+
+extern "C" fn waits_for_the_other() {
+    if own_number() != FIRST.load(Ordering::SeqCst) {
+        STAGE.store(2, Ordering::SeqCst);
+        await_stage(3);
+    } else if STAGE.swap(1, Ordering::SeqCst) == 0 {
+        await_stage(2);
+        std::thread::sleep(Duration::from_millis(50));
+    } else {
+        fills_and_waits();
+    }
+}
+
+extern "C" fn has_forked() {
+    if own_number() == FIRST.load(Ordering::SeqCst) {
+        STAGE.store(3, Ordering::SeqCst);
+    }
+}
+
+/// The child took its parent's thread, which has ended by then, for one that was killed in a fork of its own.
+fn fork_begins_later(ctx: &Ctx) -> Outcome {
+    let field = sys::map(2 * ctx.half())?;
+    FILLS[0].store(field.start, Ordering::SeqCst);
+    FILLS[1].store(field.len, Ordering::SeqCst);
+    FIRST.store(own_number(), Ordering::SeqCst);
+    // SAFETY: functions that stay.
+    let set = unsafe { libc::pthread_atfork(Some(waits_for_the_other), Some(has_forked), None) };
+    sys::ret("pthread_atfork", set)?;
+    let other = std::thread::spawn(|| {
+        await_stage(1);
+        sys::wait_for(sys::fork(|| Ok(()))?, 0)
+    });
+    let child = sys::fork(|| {
+        FIRST.store(own_number(), Ordering::SeqCst);
+        STAGE.store(1, Ordering::SeqCst);
+        // The other has ended.
+        std::thread::sleep(Duration::from_millis(500));
+        let child = sys::fork(|| field.check(1))?;
+        sys::wait_for(child, 0)?;
+        field.check(1)
+    })?;
+    super::load::join(other)?;
+    sys::wait_for(child, 0)
 }
 
 /// The first word of the calling thread's mask, after a change.

@@ -9,6 +9,7 @@ use libc::c_void;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use std::time::Instant;
 
 pub const TRAPS: &[Trap] = &[
@@ -278,6 +279,21 @@ fn vmsplice(ctx: &Ctx) -> Outcome {
     ensure!(sent <= buffer.len, "{sent} bytes in a pipe that takes {}", buffer.len);
     sys::read_span(read_end.as_raw_fd(), buffer.part(0, sent))?;
     buffer.part(0, sent / 8 * 8).check_as(field.start, 1)?;
+    // It goes by its own flags whether it waits, and not by the pipe's.
+    // SAFETY: our own descriptor; the vector names memory of ours.
+    let send = || unsafe {
+        libc::fcntl(write_end.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
+        sys::ret("vmsplice", libc::vmsplice(write_end.as_raw_fd(), &all, 1, 0) as i64)
+    };
+    let sent = send()? as usize;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            sys::read_span(read_end.as_raw_fd(), buffer.part(0, sent))
+        });
+        send()?;
+        reader.join().expect("no panic")
+    })?;
     field.check(1)
 }
 

@@ -21,6 +21,11 @@ impl Ballast {
         Ok(ballast)
     }
 
+    /// Gives it up.
+    pub fn unmap(self) -> Outcome {
+        sys::unmap(self.span)
+    }
+
     /// Checks what the last walk wrote and writes the next generation: whatever else the program has
     /// is then the older memory and leaves.
     pub fn walk(&mut self) -> Outcome {

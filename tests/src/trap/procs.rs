@@ -54,6 +54,18 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("guest-killed", "such a process is killed as it forks; then the program forks", guest_killed)
         .may_log(),
     Trap::new(
+        "guest-killed-early",
+        "such processes are killed as they fork by number; then the program takes memory",
+        guest_killed_early,
+    )
+    .may_log(),
+    Trap::new(
+        "forks-on",
+        "kills who runs it while an eighth of --size is out, which fits, and forks",
+        forks_on,
+    )
+    .helper(),
+    Trap::new(
         "guest-killed-handlers",
         "such a process is killed in a handler of fork; the program goes on, and forks later",
         guest_killed_in_handler,
@@ -551,6 +563,64 @@ fn kill_guest_in_handler() -> Outcome {
     unsafe { libc::kill(guest, libc::SIGKILL) };
     sys::wait_status(guest)?;
     sys::unmap(stack)
+}
+
+/// Forks, past libc.
+extern "C" fn bare_forking_guest(_: *mut c_void) -> c_int {
+    loop {
+        // SAFETY: the child does nothing.
+        let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
+        if child == 0 {
+            sys::leave(Ok(()));
+        }
+        if child > 0 {
+            let _ = sys::wait_status(child);
+        }
+    }
+}
+
+/// Their forks found no engine to ask, and are never over: that which began waited for them.
+fn guest_killed_early(ctx: &Ctx) -> Outcome {
+    let (stack, mut dice) = (sys::map(256 << 10)?, Dice::new(9));
+    for _ in 0..100 {
+        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+        // SAFETY: the stack is the child's alone.
+        let guest =
+            sys::ret("clone", unsafe { libc::clone(bare_forking_guest, top, flags, std::ptr::null_mut()) })?;
+        std::thread::sleep(Duration::from_micros(1000 + dice.roll(4000) as u64));
+        // SAFETY: a child of ours, not waited for yet.
+        unsafe { libc::kill(guest, libc::SIGKILL) };
+        sys::wait_status(guest)?;
+    }
+    let (field, mut ballast) = ctx.evicted()?;
+    let since = Instant::now();
+    while sys::under_pageout() && sys::resident(field)? > field.pages() / 4 * 3 {
+        ensure!(since.elapsed() < Duration::from_secs(10), "nothing leaves");
+        ballast.walk()?;
+    }
+    field.check(1)
+}
+
+/// All comes home for it, where it fits: a child would not find who is to give it what is out.
+fn forks_on(ctx: &Ctx) -> Outcome {
+    let field = sys::map(ctx.size / 8 / PAGE * PAGE)?;
+    field.fill(1);
+    let mut ballast = Ballast::new(ctx.half())?;
+    // More than comes home anyway.
+    let since = Instant::now();
+    while sys::resident(field)? > field.pages() / 4 * 3 {
+        ensure!(since.elapsed() < Duration::from_secs(10), "nothing leaves");
+        ballast.walk()?;
+    }
+    ballast.unmap()?;
+    // SAFETY: has no conditions.
+    sys::ret("kill", unsafe { libc::kill(libc::getppid(), libc::SIGKILL) })?;
+    std::thread::sleep(Duration::from_millis(200));
+    for _ in 0..3 {
+        let child = sys::fork(|| field.check(1))?;
+        sys::wait_for(child, 0)?;
+    }
+    field.check(1)
 }
 
 /// Maps, fills and unmaps at one place, by calls that need nothing of libc's.

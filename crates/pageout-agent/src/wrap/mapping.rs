@@ -339,6 +339,11 @@ pub(super) fn mlockall(flags: c_int) -> c_int {
     answer(if by_mapping { sys::quietly(|| lock_all(flags)) } else { lock_by(flags) }) as c_int
 }
 
+/// In a fork's child, whose memory is not locked.
+pub fn forget_locks() {
+    LOCKS_WHAT_COMES.store(false, Ordering::Relaxed);
+}
+
 /// See the table of [`super`].
 #[inline(never)]
 pub(super) fn munlockall() -> c_int {
@@ -448,6 +453,7 @@ pub(super) unsafe fn vmsplice(fd: c_int, parts: *const c_void, count: usize, fla
     const RWF_NOWAIT: c_int = 8;
     /// PIPE_BUF: one free place in the pipe takes as much without a wait.
     const PLACE: usize = 4096;
+    const FOREVER: usize = -1isize as usize;
     // SAFETY: as the caller promises.
     unsafe {
         let reads = sys::call(raw::__NR_fcntl, fd as usize, F_GETFL, 0, 0)
@@ -488,7 +494,18 @@ pub(super) unsafe fn vmsplice(fd: c_int, parts: *const c_void, count: usize, fla
         let parts = core::slice::from_raw_parts(parts.cast::<[usize; 2]>(), count as usize);
         let [start, len] = parts.iter().find(|part| part[1] > 0).copied().unwrap_or_default();
         let first = [start, len.min(PLACE)];
-        write(fd, (&raw const first).cast(), 1, HERE, 0)
+        loop {
+            let written = write(fd, (&raw const first).cast(), 1, HERE, 0);
+            // The kernel's goes by its flags alone, whatever the pipe is.
+            if written >= 0 || !waits || Errno::from_raw_os_error(*super::__errno_location()) != Errno::AGAIN
+            {
+                return written;
+            }
+            let room = raw::pollfd { fd, events: raw::POLLOUT as i16, revents: 0 };
+            if let Err(errno) = sys::call(raw::__NR_poll, &raw const room as usize, 1, FOREVER, 0) {
+                return fail(errno) as isize;
+            }
+        }
     }
 }
 

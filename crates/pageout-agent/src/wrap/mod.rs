@@ -53,7 +53,7 @@ extern "C" {
     pub fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int;
 }
 
-pub use mapping::{bring_in, can_be_read, keeps_from_children, mappings};
+pub use mapping::{bring_in, can_be_read, forget_locks, keeps_from_children, mappings};
 
 // Where the agent begins and ends, by the linker.
 extern "C" {

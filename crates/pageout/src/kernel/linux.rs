@@ -804,7 +804,9 @@ unsafe impl Kernel for Linux {
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];
         let (mut at, mut count) = (start, 0);
         while at < start + len {
-            let Ok((n, upto)) = pagemap_scan(&self.pagemap, (at, start + len), sought, &mut found) else { break };
+            let Ok((n, upto)) = pagemap_scan(&self.pagemap, (at, start + len), sought, &mut found) else {
+                break;
+            };
             count += found[..n].iter().map(|run| (run.end - run.start) as usize / PAGE).sum::<usize>();
             at = upto;
         }
