@@ -44,8 +44,14 @@ const UNTOLD: [&str; 4] = ["active", "pid", "processes_unlisted", "swap_lost_byt
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;
 
+/// CPU time of threads, in clock ticks, by their number and when they began: numbers come again.
+type Ticks = BTreeMap<(i32, u64), u64>;
+
 /// The kernel's counters at one moment.
-pub struct Kernel(Figures);
+pub struct Kernel {
+    figures: Figures,
+    threads: Ticks,
+}
 
 impl Kernel {
     /// Reads them; what this kernel lacks is left out.
@@ -77,18 +83,21 @@ impl Kernel {
             }
         }
         figures.insert("tlb_shootdowns".into(), tlb_shootdowns());
-        figures.insert("kernel_threads_s".into(), kernel_threads_seconds());
-        Kernel(figures)
+        Kernel { figures, threads: kernel_threads() }
     }
 
     /// What was counted since, without what stayed at zero in an order of huge pages.
     pub fn since(&self) -> Figures {
-        let now = Kernel::now().0.into_iter();
-        let delta = now.map(|(name, value)| {
-            let before = self.0.get(&name).copied().unwrap_or(0.0);
+        let now = Kernel::now();
+        let delta = now.figures.into_iter().map(|(name, value)| {
+            let before = self.figures.get(&name).copied().unwrap_or(0.0);
             (name, value - before)
         });
-        delta.filter(|(name, value)| *value != 0.0 || !name.starts_with("hugepages-")).collect()
+        let mut delta: Figures =
+            delta.filter(|(name, value)| *value != 0.0 || !name.starts_with("hugepages-")).collect();
+        let seconds = ticks_since(&self.threads, &now.threads) as f64 / sys::clock_ticks();
+        delta.insert("kernel_threads_s".into(), seconds);
+        delta
     }
 }
 
@@ -98,22 +107,28 @@ fn tlb_shootdowns() -> f64 {
     line.split_whitespace().skip(1).map_while(|field| field.parse::<f64>().ok()).sum()
 }
 
-/// CPU seconds of the kernel's threads that swapping may use: kswapd, and workers (a loop device's).
-fn kernel_threads_seconds() -> f64 {
-    let ticks = sys::clock_ticks();
+/// The kernel's threads that swapping may use: kswapd, and workers (a loop device's).
+fn kernel_threads() -> Ticks {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let seconds = processes.filter_map(|process| {
+    let threads = processes.filter_map(|process| {
         let text = fs::read_to_string(process.path().join("stat")).ok()?;
         let (head, tail) = text.rsplit_once(") ")?;
-        let name = head.split_once('(')?.1;
+        let (number, name) = head.split_once(" (")?;
         if !["kswapd", "kworker", "loop"].iter().any(|prefix| name.starts_with(prefix)) {
             return None;
         }
         let fields: Vec<&str> = tail.split(' ').collect();
-        let (user, system): (f64, f64) = (fields.get(11)?.parse().ok()?, fields.get(12)?.parse().ok()?);
-        Some((user + system) / ticks)
+        let field = |n: usize| fields.get(n)?.parse::<u64>().ok();
+        let (user, system, begun) = (field(11)?, field(12)?, field(19)?);
+        Some(((number.parse().ok()?, begun), user + system))
     });
-    seconds.sum()
+    threads.collect()
+}
+
+/// What the threads of `now` have used since `before`; those begun since, all that they have. What one that
+/// has ended used of late is not known: idle workers end all the time, and count for nothing.
+fn ticks_since(before: &Ticks, now: &Ticks) -> u64 {
+    now.iter().map(|(thread, ticks)| ticks.saturating_sub(before.get(thread).copied().unwrap_or(0))).sum()
 }
 
 /// Reads what `pageout run --stats FILE` wrote: every number, nested ones as `outer.inner`; lists by order
@@ -177,8 +192,18 @@ mod tests {
 
     #[test]
     fn the_kernel_counts() {
-        let figures = Kernel::now().0;
-        assert!(figures.contains_key("pswpout") && figures.contains_key("tlb_shootdowns"));
+        let before = Kernel::now();
+        assert!(before.figures.contains_key("pswpout") && before.figures.contains_key("tlb_shootdowns"));
+        assert!(!before.threads.is_empty() && before.since().contains_key("kernel_threads_s"));
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_takes_nothing_along() {
+        let before = Ticks::from([((7, 100), 5), ((8, 100), 9000), ((9, 100), 9000)]);
+        // One goes on, one has ended, the number of one is a new one's.
+        let now = Ticks::from([((7, 100), 8), ((9, 250), 4)]);
+        assert_eq!(ticks_since(&before, &now), 3 + 4);
+        assert_eq!(ticks_since(&before, &Ticks::new()), 0);
     }
 
     #[test]
