@@ -261,10 +261,12 @@ fn asks() -> Vec<Ask> {
     ]
 }
 
-/// What was swapped a second, in percent of the storage's raw speed at half reads, half writes.
+/// What was swapped a second, in percent of the storage's raw speed at half reads, half writes: from ordinary memory
+/// or from huge pages, whichever is faster.
 fn of_raw(comparison: &Comparison, machine: &Machine) -> Option<f64> {
     let rate = |name| Some(comparison.summary("pageout-file", name)?.median * KB / 1e6);
-    Some(100.0 * (rate("swap.in")? + rate("swap.out")?) / machine.raw?.mixed)
+    let raw = machine.raw?;
+    Some(100.0 * (rate("swap.in")? + rate("swap.out")?) / raw.mixed.max(raw.mixed_huge))
 }
 
 /// pageout's hit ratio less another's, in points.
@@ -355,28 +357,34 @@ mod tests {
     use super::*;
     use crate::compare::Runs;
     use crate::engine::Record;
+    use crate::machine::RawSpeed;
     use crate::plans;
     use crate::units::Bytes;
-    use std::collections::BTreeMap;
 
-    fn results(seq_pageout: f64) -> Results {
-        let runs = |engine: &str, value: f64| Runs {
-            engine: engine.into(),
-            rounds: vec![Record {
-                metrics: BTreeMap::from([("swap-w-seq.throughput".into(), value)]),
-                ..Record::default()
-            }],
-        };
-        let comparison = Comparison {
-            id: "seq".into(),
+    fn runs(engine: &str, metrics: &[(&str, f64)]) -> Runs {
+        let metrics = metrics.iter().map(|(name, value)| ((*name).into(), *value)).collect();
+        Runs { engine: engine.into(), rounds: vec![Record { metrics, ..Record::default() }] }
+    }
+
+    fn comparison(id: &str, runs: Vec<Runs>) -> Comparison {
+        Comparison {
+            id: id.into(),
             work: String::new(),
             memory: String::new(),
             command: String::new(),
-            runs: vec![runs("kernel-zram", 1.0), runs("pageout", seq_pageout)],
+            runs,
             left_out: Vec::new(),
-        };
-        let machine = Machine::describe(std::path::Path::new("/")).unwrap();
-        Results::new(machine, vec![comparison])
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine::describe(std::path::Path::new("/")).unwrap()
+    }
+
+    fn results(seq_pageout: f64) -> Results {
+        let seq = |engine, value| runs(engine, &[("swap-w-seq.throughput", value)]);
+        let both = vec![seq("kernel-zram", 1.0), seq("pageout", seq_pageout)];
+        Results::new(machine(), vec![comparison("seq", both)])
     }
 
     #[test]
@@ -385,6 +393,18 @@ mod tests {
         for ask in asks() {
             assert!(plans.iter().any(|plan| plan.id == ask.plan), "{}", ask.what);
         }
+    }
+
+    #[test]
+    fn the_disk_is_asked_for_the_best_it_does() {
+        let swapped = runs("pageout-file", &[("swap.in", 1e9 / KB), ("swap.out", 1e9 / KB)]);
+        let seq = comparison("seq-file", vec![swapped]);
+        let percent = |mixed, mixed_huge| {
+            let raw = Some(RawSpeed { write: 1.0, read: 1.0, mixed, mixed_huge });
+            of_raw(&seq, &Machine { raw, ..machine() }).map(f64::round)
+        };
+        assert_eq!(percent(1000.0, 2500.0), Some(80.0));
+        assert_eq!(percent(2500.0, 1000.0), Some(80.0));
     }
 
     #[test]
