@@ -1,5 +1,6 @@
 //! The whole command, against a stand-in for pageout and, where root allows it, the kernel's swap.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +41,9 @@ exit $status
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
+        let gone = fs::remove_dir_all(&self.0);
+        // What a test that has failed left on says why it cannot go.
+        assert!(gone.is_ok() || std::thread::panicking(), "{gone:?}");
     }
 }
 
@@ -303,9 +306,23 @@ fn asks_answer_by_their_status() {
 /// Marks the processes of one test, by their environment.
 const MARK: &str = "PAGEOUT_BENCH_TEST";
 
-/// What the bench may leave behind of the process `pid` and of processes marked `mark`.
-fn left_behind(pid: u32, mark: &str, dir: &Path) -> Vec<String> {
-    let mut left = Vec::new();
+/// Swap that is on, and zram devices: none has a name by which to know who made it.
+fn unnamed() -> BTreeSet<String> {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    let mut unnamed: BTreeSet<String> = swaps.map(|path| format!("swap on {path}")).collect();
+    for block in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        if let Ok(bytes) = fs::read_to_string(block.path().join("disksize")) {
+            unnamed.insert(format!("{} of {} bytes", block.path().display(), bytes.trim()));
+        }
+    }
+    unnamed
+}
+
+/// What the bench may leave behind of the process `pid` and of processes marked `mark`; `before` was unnamed
+/// before it began.
+fn left_behind(pid: u32, mark: &str, dir: &Path, before: &BTreeSet<String>) -> Vec<String> {
+    let mut left: Vec<String> = unnamed().difference(before).cloned().collect();
     for process in fs::read_dir("/proc").unwrap().flatten() {
         // A zombie's environment is empty: it is gone but for a parent that looks.
         let environment = fs::read(process.path().join("environ")).unwrap_or_default();
@@ -321,9 +338,13 @@ fn left_behind(pid: u32, mark: &str, dir: &Path) -> Vec<String> {
             }
         }
     }
-    for file in ["/proc/swaps", "/proc/self/mounts"] {
-        let text = fs::read_to_string(file).unwrap_or_default();
-        left.extend(text.lines().filter(|line| line.contains(&name)).map(String::from));
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    left.extend(mounts.lines().filter(|line| line.contains(&name)).map(String::from));
+    for block in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let backing = fs::read_to_string(block.path().join("loop/backing_file")).unwrap_or_default();
+        if backing.contains(&name) {
+            left.push(format!("{} over {}", block.path().display(), backing.trim()));
+        }
     }
     let cgroups = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
     left.extend(text(&cgroups.stdout).lines().map(String::from));
@@ -336,6 +357,7 @@ fn crashed(engine: &str) {
     let dir = Dir::new(&mark);
     let pageout = dir.stand_in(1);
     let crash = format!("{BENCH} work seq --size 64M --rounds 1; kill -SEGV $$");
+    let before = unnamed();
     let child = Command::new(BENCH)
         .env(MARK, &mark)
         .args(["program", "--engines", engine, "--rounds", "1", "--memory", "32M", "--swap-size", "128M"])
@@ -351,7 +373,7 @@ fn crashed(engine: &str) {
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
     assert!(text(&output.stderr).contains("ended with status 139"), "{engine}: {}", text(&output.stderr));
-    assert_eq!(left_behind(pid, &mark, &dir.0), Vec::<String>::new(), "{engine}");
+    assert_eq!(left_behind(pid, &mark, &dir.0, &before), Vec::<String>::new(), "{engine}");
 }
 
 /// The kernel's swap is one for all: a bench that finds another's refuses.
@@ -380,6 +402,7 @@ fn killed_in_the_middle(engine: &str, signal: &str) {
     let mark = format!("{engine}-{signal}.{}", std::process::id());
     let dir = Dir::new(&mark);
     let pageout = dir.stand_in(1);
+    let before = unnamed();
     let mut child = Command::new(BENCH)
         .env(MARK, &mark)
         .args(["compare", "--engines", engine, "--rounds", "1", "--memory", "32M", "--pageout"])
@@ -409,7 +432,7 @@ fn killed_in_the_middle(engine: &str, signal: &str) {
     child.wait().unwrap();
     let begun = Instant::now();
     loop {
-        let left = left_behind(pid, &mark, &dir.0);
+        let left = left_behind(pid, &mark, &dir.0, &before);
         if left.is_empty() {
             break;
         }
