@@ -192,12 +192,10 @@ fn undo(made: &Made) -> Result<()> {
             }
             absent_is_fine(fs::remove_dir(dir))
         }),
-        // Other control groups may have swapped to it, and be at their limit.
+        // Other control groups may have swapped to it, and be at their limit. The kernel is asked, not /proc/swaps:
+        // that names what a link leads to, and a blank by its number.
         Made::Swap(path) => patiently(|| {
-            if swaps_on(path)? {
-                sys::swapoff(path).with_context(|| format!("swapoff {}", path.display()))?;
-            }
-            Ok(())
+            off_is_fine(sys::swapoff(path)).with_context(|| format!("swapoff {}", path.display()))
         }),
         Made::Zram(number) => patiently(|| {
             if !Path::new(&format!("/sys/block/zram{number}")).exists() {
@@ -212,14 +210,7 @@ fn undo(made: &Made) -> Result<()> {
                 bail!("{} is still in use", device.display())
             }
         }),
-        Made::Mount(at) => patiently(|| {
-            let mounts = fs::read_to_string("/proc/self/mounts")?;
-            let mounted = mounts.lines().any(|line| line.split(' ').nth(1) == at.to_str());
-            if mounted {
-                sys::unmount(at)?;
-            }
-            Ok(())
-        }),
+        Made::Mount(at) => patiently(|| off_is_fine(sys::unmount(at))),
         Made::File(path) => absent_is_fine(fs::remove_file(path)),
         Made::Dir(path) => absent_is_fine(fs::remove_dir(path)),
         Made::Setting(path, old) => Ok(fs::write(path, old)?),
@@ -248,6 +239,14 @@ fn absent_is_fine(result: std::io::Result<()>) -> Result<()> {
     }
 }
 
+/// As well that the kernel does not swap there, or that nothing is mounted there.
+fn off_is_fine(result: std::io::Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        result => absent_is_fine(result),
+    }
+}
+
 /// Tries for up to ten seconds: a device is busy until its last user is gone, a cgroup until its
 /// last process is.
 fn patiently(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
@@ -262,14 +261,9 @@ fn patiently(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Whether the kernel swaps on `path` now.
-pub fn swaps_on(path: &Path) -> Result<bool> {
-    let swaps = fs::read_to_string("/proc/swaps").context("/proc/swaps")?;
-    Ok(swaps.lines().skip(1).any(|line| line.split_whitespace().next() == path.to_str()))
-}
-
 /// The loop device backed by `file`.
 fn loop_over(file: &Path) -> Option<PathBuf> {
+    let file = file.canonicalize().ok()?;
     let blocks = fs::read_dir("/sys/block").ok()?;
     blocks.flatten().find_map(|block| {
         let backing = fs::read_to_string(block.path().join("loop/backing_file")).ok()?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -351,29 +351,62 @@ fn left_behind(pid: u32, mark: &str, dir: &Path, before: &BTreeSet<String>) -> V
     left
 }
 
-/// Runs a program that swaps and then kills itself, and looks for what is left.
-fn crashed(engine: &str) {
-    let mark = format!("{engine}-crash.{}", std::process::id());
+/// Runs a program that swaps and then kills itself, and looks for what is left. Every path is one that the kernel
+/// writes otherwise than it is given, through a link or with a blank.
+fn crashed(engine: &str, device: Option<&Path>) {
+    let mark = format!("{engine} crash.{}", std::process::id());
     let dir = Dir::new(&mark);
     let pageout = dir.stand_in(1);
+    let link = |name: &str, to: &Path| {
+        let path = dir.0.join(name);
+        symlink(to, &path).unwrap();
+        path
+    };
     let crash = format!("{BENCH} work seq --size 64M --rounds 1; kill -SEGV $$");
-    let before = unnamed();
-    let child = Command::new(BENCH)
+    let mut command = Command::new(BENCH);
+    command
         .env(MARK, &mark)
+        .env("TMPDIR", link("tmp", &dir.0))
         .args(["program", "--engines", engine, "--rounds", "1", "--memory", "32M", "--swap-size", "128M"])
         .arg("--pageout")
         .arg(&pageout)
         .arg("--dir")
-        .arg(&dir.0)
-        .args(["sh", "-c", &crash])
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .arg(&dir.0);
+    if let Some(device) = device {
+        command.arg("--device").arg(link("device", device));
+    }
+    let before = unnamed();
+    let child =
+        command.args(["sh", "-c", &crash]).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
     assert!(text(&output.stderr).contains("ended with status 139"), "{engine}: {}", text(&output.stderr));
     assert_eq!(left_behind(pid, &mark, &dir.0, &before), Vec::<String>::new(), "{engine}");
+}
+
+/// A block device that mkswap has made for swap, gone at the test's end.
+struct Device {
+    number: String,
+    path: PathBuf,
+}
+
+impl Device {
+    fn new() -> Device {
+        let number = fs::read_to_string("/sys/class/zram-control/hot_add").unwrap().trim().to_owned();
+        let device = Device { path: format!("/dev/zram{number}").into(), number };
+        fs::write(format!("/sys/block/zram{}/disksize", device.number), "128M").unwrap();
+        assert!(Command::new("mkswap").arg(&device.path).output().unwrap().status.success());
+        device
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // On only where the test has failed.
+        let _ = Command::new("swapoff").arg(&self.path).output();
+        let gone = fs::write("/sys/class/zram-control/hot_remove", &self.number);
+        assert!(gone.is_ok() || std::thread::panicking(), "{gone:?}");
+    }
 }
 
 /// The kernel's swap is one for all: a bench that finds another's refuses.
@@ -386,13 +419,14 @@ fn alone() -> MutexGuard<'static, ()> {
 #[test]
 fn nothing_is_left_after_a_crash_of_the_program() {
     let _alone = alone();
-    crashed("pageout");
-    crashed("pageout-file");
+    crashed("pageout", None);
+    crashed("pageout-file", None);
     if is_root() {
-        crashed("kernel-file");
-        crashed("kernel-ram");
+        crashed("kernel-file", None);
+        crashed("kernel-ram", None);
         if Path::new("/sys/class/zram-control").exists() {
-            crashed("kernel-zram");
+            crashed("kernel-zram", None);
+            crashed("kernel-device", Some(&Device::new().path));
         }
     }
 }
