@@ -92,21 +92,19 @@ impl Scope {
 
     /// Tells of something made, or about to be.
     pub fn made(&self, made: Made) -> Result<()> {
-        self.say(&Word::Made(made))
+        say(&mut CURRENT.lock().expect("nobody panics under the lock"), &Word::Made(made))
+    }
+
+    /// Tells of something and makes it. A signal meanwhile waits: what comes to be after its undoing would stay.
+    pub fn make<T>(&self, made: Made, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut current = CURRENT.lock().expect("nobody panics under the lock");
+        say(&mut current, &Word::Made(made))?;
+        make()
     }
 
     /// Tells that something is gone by itself.
     pub fn gone(&self, made: Made) -> Result<()> {
-        self.say(&Word::Gone(made))
-    }
-
-    fn say(&self, word: &Word) -> Result<()> {
-        let mut line = serde_json::to_vec(word)?;
-        line.push(b'\n');
-        let mut current = CURRENT.lock().expect("nobody panics under the lock");
-        let pipe =
-            current.as_mut().and_then(|running| running.pipe.as_mut()).context("the janitor has gone")?;
-        pipe.write_all(&line).context("telling the janitor")
+        say(&mut CURRENT.lock().expect("nobody panics under the lock"), &Word::Gone(made))
     }
 
     /// Undoes everything; an error says what could not be undone.
@@ -122,6 +120,13 @@ impl Drop for Scope {
             eprintln!("pageout-bench: {error:#}");
         }
     }
+}
+
+fn say(current: &mut Option<Running>, word: &Word) -> Result<()> {
+    let mut line = serde_json::to_vec(word)?;
+    line.push(b'\n');
+    let pipe = current.as_mut().and_then(|running| running.pipe.as_mut()).context("the janitor has gone")?;
+    pipe.write_all(&line).context("telling the janitor")
 }
 
 fn finish() -> Result<()> {

@@ -118,12 +118,12 @@ fn ram(scope: &Scope, size: Bytes) -> Result<Swap> {
     scope.made(Made::Dir(at.clone()))?;
     fs::create_dir(&at).with_context(|| format!("making {}", at.display()))?;
     // Told before it is mounted: undoing a mount that is not there is no error.
-    scope.made(Made::Mount(at.clone()))?;
-    sys::mount_ramfs(&at).with_context(|| format!("mounting ramfs on {}", at.display()))?;
+    scope.make(Made::Mount(at.clone()), || {
+        sys::mount_ramfs(&at).with_context(|| format!("mounting ramfs on {}", at.display()))
+    })?;
     let path = at.join("swap");
     let backing = filled(&path, size)?;
-    scope.made(Made::Loop(path))?;
-    let device = attach(&backing)?;
+    let device = scope.make(Made::Loop(path), || attach(&backing))?;
     let name = device.file_name().expect("a device has a name");
     let queue = Path::new("/sys/block").join(name).join("queue");
     put(&queue.join("wbt_lat_usec"), "0")?;
@@ -187,8 +187,9 @@ fn enable(scope: &Scope, path: &Path, size: Bytes) -> Result<()> {
 }
 
 fn swap_on(scope: &Scope, path: &Path) -> Result<()> {
-    scope.made(Made::Swap(path.into()))?;
-    sys::swapon(path).with_context(|| format!("swapping on {}", path.display()))
+    scope.make(Made::Swap(path.into()), || {
+        sys::swapon(path).with_context(|| format!("swapping on {}", path.display()))
+    })
 }
 
 /// The first page of swap space of `size` bytes.
