@@ -30,6 +30,8 @@ pub(super) struct Peak {
 /// What the watching thread saw.
 pub(super) struct Watched {
     pub(super) peak: Peak,
+    /// What was resident at half of the looks, at least: the median.
+    pub(super) usual: u64,
     /// The state of all threads when the time was up.
     pub(super) hung: Option<String>,
 }
@@ -43,7 +45,7 @@ pub(super) fn watch(done: &Receiver<()>, time_limit: Duration, thorough: bool) -
         sampler.look();
         match done.recv_timeout(INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
-            _ => return Watched { peak: sampler.peak, hung },
+            _ => return Watched { peak: sampler.peak, usual: median(sampler.resident), hung },
         }
         if hung.is_none() && start.elapsed() > time_limit {
             hung = Some(process::dump());
@@ -80,35 +82,43 @@ pub(super) fn together(done: &Receiver<()>) -> Peak {
     peak
 }
 
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
 #[derive(Default)]
 struct Sampler {
     thorough: bool,
     peak: Peak,
     /// Per process: anonymous memory when its `smaps` was last read.
     seen: HashMap<Pid, u64>,
-    looks: u64,
+    /// Of each look, what the largest process had.
+    resident: Vec<u64>,
     tree: Vec<Pid>,
 }
 
 impl Sampler {
     fn look(&mut self) {
         // The tree changes rarely; finding it costs more than looking at it.
-        if self.tree.is_empty() || self.looks & 3 == 0 {
+        if self.tree.is_empty() || self.resident.len() & 3 == 0 {
             self.tree = process::descendants();
         }
-        self.looks += 1;
+        let mut resident = 0;
         for pid in std::mem::take(&mut self.tree) {
             if let Some(rss) = Rss::of(pid) {
+                resident = resident.max(rss.anonymous + rss.shared);
                 self.note(pid, rss);
                 self.tree.push(pid);
             }
         }
+        self.peak.resident = self.peak.resident.max(resident);
+        self.resident.push(resident);
     }
 
     fn note(&mut self, pid: Pid, rss: Rss) {
         let peak = &mut self.peak;
         peak.anonymous = peak.anonymous.max(rss.anonymous);
-        peak.resident = peak.resident.max(rss.anonymous + rss.shared);
         peak.fixed = peak.fixed.max(rss.shared);
         if !self.thorough {
             return;
