@@ -43,6 +43,8 @@ pub struct Page {
     pub advised: bool,
     /// Memory is there.
     pub present: bool,
+    /// It is the kernel's page of zeros, which is no memory and goes wherever the page is moved, until somebody writes.
+    pub zeros: bool,
     /// Touching it raises SIGBUS.
     pub poisoned: bool,
     /// Pinned by I/O: MOVE refuses it.
@@ -121,6 +123,8 @@ struct State {
     signals: bool,
     /// An event was taken back.
     untold: bool,
+    /// See [`Simulated::grew_unseen`].
+    unseen: bool,
 }
 
 impl State {
@@ -204,6 +208,7 @@ impl Simulated {
             serving: false,
             signals: false,
             untold: false,
+            unseen: false,
         };
         Self {
             base: start.next_multiple_of(BLOCK),
@@ -561,7 +566,7 @@ impl Simulated {
     pub fn share(&self) {
         let mut state = self.state.lock();
         for page in &mut state.pages[..self.program / PAGE] {
-            page.shared = page.present;
+            page.shared = page.present && !page.zeros;
         }
     }
 
@@ -588,6 +593,7 @@ impl Simulated {
                 return Access::Waits;
             }
             self.bring(&mut state, index);
+            state.pages[index].zeros = write.is_none();
             // SAFETY: memory of this simulation.
             unsafe { core::ptr::write_bytes(at as *mut u8, 0, PAGE) };
         }
@@ -597,6 +603,7 @@ impl Simulated {
         if let Some(value) = write {
             words.fill(value);
             state.pages[index].lazy = false;
+            state.unseen |= core::mem::take(&mut state.pages[index].zeros);
             self.own(&mut state, index);
         }
         Access::Done(old)
@@ -620,6 +627,11 @@ impl Simulated {
             return false;
         }
         call.events.is_empty()
+    }
+
+    /// Has a page of zeros become memory by a write that is none of the engine's to a frame? Nobody hears of that.
+    pub fn grew_unseen(&self) -> bool {
+        self.state.lock().unseen
     }
 
     /// Threads that wait for the engine: thread, address, whether the engine has read of it.
@@ -648,7 +660,17 @@ impl Simulated {
             // SAFETY: memory of this simulation.
             unsafe { core::ptr::write_bytes(self.address(index) as *mut u8, JUNK, PAGE) };
         }
-        *page = Page { present: false, poisoned: false, pinned: false, shared: false, lazy: false, ..*page };
+        let (mapping, registered, marked) = (page.mapping, page.registered, page.marked);
+        let (writable, executable, advised) = (page.writable, page.executable, page.advised);
+        *page = Page { mapping, registered, marked, writable, executable, advised, ..Page::default() };
+    }
+
+    /// Does a page take memory? One of zeros that the engine has written to does.
+    fn is_memory(&self, state: &State, index: usize) -> bool {
+        // SAFETY: memory of this simulation.
+        let words = || unsafe { core::slice::from_raw_parts(self.address(index) as *const u64, PAGE / 8) };
+        let page = state.pages[index];
+        page.present && (!page.zeros || words().iter().any(|word| *word != 0))
     }
 
     /// A small page appears.
@@ -905,6 +927,7 @@ unsafe impl Kernel for Simulated {
             }
             self.split(state, target);
             self.bring(state, target);
+            state.pages[target].zeros = !self.is_memory(state, source);
             self.carry(source, target);
             self.drop_page(state, source);
             Ok(())
@@ -1053,6 +1076,7 @@ unsafe impl Kernel for Simulated {
                 return Err(Errno::FAULT);
             }
             page.lazy = false;
+            state.unseen |= core::mem::take(&mut state.pages[index].zeros);
             self.own(&mut state, index);
         }
         Ok(())
@@ -1063,10 +1087,12 @@ unsafe impl Kernel for Simulated {
         self.meanwhile();
         let mut state = self.state.lock();
         assert!(at >= self.frames_base(), "managed memory dropped");
+        let range = self.range(at, len);
         if state.is_short() {
+            // Nobody sees the engine write to its frames; those that stay it has to.
+            state.pages[range].iter_mut().for_each(|page| page.zeros = false);
             return Err(Errno::NOMEM);
         }
-        let range = self.range(at, len);
         for index in range.clone() {
             self.drop_page(&mut state, index);
         }
@@ -1099,9 +1125,9 @@ unsafe impl Kernel for Simulated {
         let mut state = self.state.lock();
         let range = self.range(at, BLOCK);
         let first = state.pages[range.start];
-        let whole = state.pages[range]
-            .iter()
-            .all(|page| page.present && !page.pinned && !page.shared && page.mapping == first.mapping);
+        let whole = state.pages[range].iter().all(|page| {
+            page.present && !page.zeros && !page.pinned && !page.shared && page.mapping == first.mapping
+        });
         if !whole || first.mapping == 0 || splitmix(&mut state.random) % 4 == 0 {
             return Err(Errno::INVAL);
         }
@@ -1112,7 +1138,15 @@ unsafe impl Kernel for Simulated {
 
     fn resident_pages(&self) -> usize {
         self.meanwhile();
-        self.state.lock().pages.iter().filter(|page| page.present).count()
+        let state = self.state.lock();
+        (0..state.pages.len()).filter(|index| self.is_memory(&state, *index)).count()
+    }
+
+    fn count_zeros(&self, start: usize, len: usize) -> usize {
+        self.meanwhile();
+        let state = self.state.lock();
+        let is_zeros = |index: &usize| state.pages[*index].present && !self.is_memory(&state, *index);
+        self.range(start, len).filter(is_zeros).count()
     }
 
     fn now(&self) -> u64 {

@@ -397,12 +397,15 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn drop_executable(&self, chunk: Part) -> bool {
         let _regions = self.events.read();
         let at = self.frames.address(chunk.frame);
+        let filled = chunk.count as usize;
+        // Some may be no memory ([`Engine::drop_zeros`]).
+        let zeros = if filled > 0 { self.kernel.count_zeros(at, filled * PAGE) } else { 0 };
         if chunk.count > 0 && self.drop_frames(at, CHUNK * PAGE).is_err() {
             self.frames.executable_left(chunk);
             return false;
         }
         self.frames.executable_dropped(chunk.frame);
-        self.budget.add(chunk.count as usize);
+        self.budget.add(filled - zeros);
         true
     }
 

@@ -493,7 +493,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Gives chunks with frames that hold the kernel's page of zeros back to the kernel: these are no memory, and would take some
     /// when they are written to. Memory has it that was only read before it was taken up. How many frames. No lock held.
-    fn drop_zeros(&self, out: &mut Outgoing) -> usize {
+    pub(crate) fn drop_zeros(&self, out: &mut Outgoing) -> usize {
         // Regions are registered before they are read.
         if self.is_inline() {
             return 0;
@@ -507,8 +507,17 @@ impl<K: Kernel> Engine<K> {
             }
             let at = self.frames.address(first);
             let zeros = self.kernel.count_zeros(at, filled * PAGE);
+            if zeros == 0 {
+                return true;
+            }
             let _regions = self.events.read();
-            if zeros == 0 || self.drop_frames(at, CHUNK * PAGE).is_err() {
+            if self.drop_frames(at, CHUNK * PAGE).is_err() {
+                // Then they are memory from now on.
+                for page in pages.iter().filter(|page| is_in(page)) {
+                    // SAFETY: a frame that is ours, of a page that has been settled.
+                    unsafe { (self.frames.address(page.frame) as *mut u64).write_volatile(1) };
+                }
+                self.budget.sub(zeros);
                 return true;
             }
             self.frames.dropped(first);

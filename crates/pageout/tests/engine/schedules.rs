@@ -112,6 +112,28 @@ fn a_fault_is_read_by_adoption() {
     end(&world);
 }
 
+/// Pages of zeros that leave make no room, and their frames are none that a fault could use.
+#[test]
+fn what_was_only_read_is_no_memory() {
+    let world = World::new(base(), 1);
+    let _on_failure = OnFailure(&world);
+    let (engine, kernel) = (&world.engine, &world.engine.kernel);
+    for (first, n, write) in [(0, 256, false), (256, 64, true)] {
+        touch(&world, 0, first, n, write);
+        (1..n).for_each(|_| step(&world, 0));
+    }
+    assert_eq!((present(&world, 0..320), kernel.resident_pages()), (320, 64));
+    world.adopt();
+    world.settle();
+    engine.measure();
+    world.check();
+    evict_all(&world);
+    assert_eq!(present(&world, 0..320), 0);
+    assert_eq!((engine.frames.ready_pages(), kernel.resident_pages()), (64, 64));
+    assert_eq!(engine.budget.get(), world.plan.limit_pages - 64);
+    end(&world);
+}
+
 #[test]
 fn a_mapping_is_replaced_while_it_is_adopted() {
     for call in 0..8 {
