@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use anyhow::{anyhow, Result};
 use pageout::api::{reason, Bytes};
-use pageout::stats::{Stats, MAX_ORDER};
+use pageout::stats::{Stats, MAX_ORDER, UNCOUNTED};
 use serde_json::{json, Map, Value};
 
 use crate::device::PAGE;
@@ -42,7 +42,11 @@ impl Counters {
     /// What a page of counters says now. The process that it belongs to is `pid`, whatever the page says.
     pub fn of(stats: &Stats, pid: i32) -> Self {
         let load = |list: &[AtomicU64]| list.iter().map(|counter| counter.load(Relaxed)).collect();
-        let named = |(name, value)| (name, if name == "pid" { pid as u64 } else { value });
+        let named = |(name, value)| match (name, value) {
+            ("pid", _) => (name, pid as u64),
+            ("out_pages", UNCOUNTED) => (name, 0),
+            _ => (name, value),
+        };
         Self {
             plain: stats.counters().map(named).collect(),
             lists: stats.lists().map(|(name, list)| (name, load(list))).collect(),

@@ -451,7 +451,7 @@ fn statistics() {
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     let json: serde_json::Value = serde_json::from_slice(&fs::read(place.path("out.json")).unwrap()).unwrap();
     assert_eq!(json["limit_bytes"], 512 << 20);
-    assert_eq!(json["pswpout"], 0);
+    assert_eq!((&json["pswpout"], &json["out_pages"]), (&0.into(), &0.into()));
     assert_eq!(json["swpout"].as_array().unwrap().len(), 10);
     assert_eq!(fs::read_dir(place.path(".")).unwrap().count(), 1, "nothing beside it");
     let table = finish(&mut place.pageout(["run", "-m", "512M", "--stats", "-", "true"]));

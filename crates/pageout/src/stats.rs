@@ -152,6 +152,9 @@ counters! {
     device_ns: BUCKETS;
 }
 
+/// `out_pages` before the first count, where none can be taken for nothing.
+pub const UNCOUNTED: u64 = u64::MAX;
+
 /// The bytes that a process's counters take in shared memory.
 pub const STATS_BYTES: usize = 4096;
 const _: () = assert!(core::mem::size_of::<Stats>() <= STATS_BYTES);

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{anyhow, Result};
 use pageout::api::Bytes;
 use pageout::slot::Entry;
-use pageout::stats::STATS_BYTES;
+use pageout::stats::{Stats, STATS_BYTES, UNCOUNTED};
 use pageout::wire::Message;
 
 use crate::bequests::Bequest;
@@ -282,6 +282,7 @@ pub(super) fn welcome(
 pub(super) fn new_stats() -> io::Result<(std::fs::File, Mapping)> {
     let file = sys::memfd(c"pageout-stats", STATS_BYTES as u64, true)?;
     let mapping = Mapping::of(&file, STATS_BYTES)?;
+    Stats::set(&mapping.stats().out_pages, UNCOUNTED);
     Ok((file, mapping))
 }
 

@@ -135,12 +135,9 @@ impl Server {
                 })
                 .sum();
             let there: u64 = self.mounts.iter().filter(goes).map(|(of, _)| on(of)).sum();
-            // What is in memory as well needs no place elsewhere. 0: it was not counted yet.
-            let out = match client.stats.stats().out_pages.load(Relaxed) {
-                0 => u64::MAX,
-                out => out * PAGE,
-            };
-            needed += there.min(out).saturating_sub(spare).next_multiple_of(whole);
+            // What is in memory as well needs no place elsewhere.
+            let out = client.stats.stats().out_pages.load(Relaxed);
+            needed += there.min(out.saturating_mul(PAGE)).saturating_sub(spare).next_multiple_of(whole);
         }
         // Processes that share slots since a fork name the same more than once.
         let lent: u64 = self.mounts.iter().filter(goes).map(|(_, mount)| mount.lent().0).sum();
