@@ -192,8 +192,14 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // What nobody wrote to is as it was, but for what had no room before.
-        let Some(held) = self.held.filter(|held| self.is_on || *held == 0) else { return };
+        let Some(held) = self.held else { return };
+        if !self.is_on {
+            // What nobody wrote to is as it was; longer, it would be taken for one with holes, and lose its room.
+            if !self.header && self.file.metadata().is_ok_and(|about| about.len() > held) {
+                let _ = self.file.set_len(held);
+            }
+            return;
+        }
         // Leaves it as it was, empty, and nothing of the program's memory in it. Whose room cannot be kept loses it.
         let first = if self.header { PAGE } else { 0 };
         if let Err(error) = device::empty(&self.file, first..held, self.has_holes).map_err(io::Error::from) {

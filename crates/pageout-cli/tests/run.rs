@@ -429,6 +429,28 @@ fn room_that_nobody_wrote_to_is_no_data() {
     }
 }
 
+/// It stayed as long as it was to be: the next run took it for one with holes, and gave its room away.
+#[test]
+fn a_file_keeps_its_room_where_a_run_that_would_make_it_longer_does_not_begin() {
+    let place = Place::new();
+    let path = place.file("swap", b"", 0o600);
+    if !finish(place.prepared("fallocate").args(["-l", "64M", path.to_str().unwrap()])).err.is_empty() {
+        return;
+    }
+    let longer = ["run", "-s", "swap,size=128M"];
+    let script = "dd if=/bin/sh of=swap seek=9 conv=notrunc status=none";
+    for (words, status) in [
+        ([&longer[..], &["-s", "no/such/directory", "true"]].concat(), 125),
+        ([&longer[..], &["sh", "-c", script]].concat(), 0),
+        (vec!["run", "-s", "swap", "sh", "-c", script], 0),
+    ] {
+        let ended = finish(&mut place.pageout(&words));
+        let about = fs::metadata(&path).unwrap();
+        assert_eq!((ended.status, about.len()), (status, 64 << 20), "{words:?}: {}", ended.err);
+        assert!(about.blocks() * 512 >= 64 << 20, "{words:?}: it has {} bytes", about.blocks() * 512);
+    }
+}
+
 /// tmpfs cannot make zeros where there is something, only holes.
 #[test]
 fn files_on_tmpfs_are_emptied_too() {
