@@ -314,7 +314,7 @@ impl Opened {
     /// A file that only we can reach, by its descriptor.
     fn unnamed(directory: &Path, spec: &Spec, dry: bool, warn: Warn<'_>) -> Result<Self> {
         let name = format!("{} (unlinked file)", directory.display());
-        let size = room_for(directory, &directory.display().to_string(), spec, warn)?;
+        let size = room_for(directory, &directory.display().to_string(), spec, 0, warn)?;
         let advice = "set TMPDIR to a directory on a disk, or name a file with --swap";
         let file = match dry {
             // A file may be written as well, but has nothing in it.
@@ -334,7 +334,7 @@ impl Opened {
             bail!("{name}: no such device; name one that lsblk shows, or a file elsewhere");
         }
         let directory = safe_directory(path).map_err(|why| wrong(&name, why))?;
-        let size = room_for(directory, &name, spec, warn)?;
+        let size = room_for(directory, &name, spec, 0, warn)?;
         if dry {
             sys::may_access(directory, libc::W_OK).map_err(|e| cannot(&name, "be made", &e))?;
             return Ok(Self::ours(None, name, size, None));
@@ -391,7 +391,8 @@ impl Opened {
             Some(size) if size.0 <= room => size,
             None if len > 0 => Bytes(room),
             _ => {
-                let size = room_for(path, &name, spec, warn)?;
+                let has = file.metadata()?.blocks() * 512;
+                let size = room_for(path, &name, spec, has, warn)?;
                 // What is refused stays as it was.
                 is_enough(&name, size)?;
                 if !dry {
@@ -477,9 +478,9 @@ fn unlinked(directory: &Path) -> io::Result<File> {
     Ok(device::unlinked(&sys::c_path(directory)?)?.into())
 }
 
-/// How far a file at `place` may grow, by the file system's free space and `size=`. Warns where that is memory. `shown`:
-/// what the user named, which may not be there yet.
-fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<Bytes> {
+/// How far a file at `place` may grow, by what it `has` of its room, the file system's free space and `size=`. Warns where that is
+/// memory. `shown`: what the user named, which may not be there yet.
+fn room_for(place: &Path, shown: &str, spec: &Spec, has: u64, warn: Warn<'_>) -> Result<Bytes> {
     let room = sys::file_system(place)
         .map_err(|e| anyhow!("{shown}: {}; name another place with --swap or TMPDIR", reason(&e)))?;
     if room.in_memory {
@@ -491,7 +492,7 @@ fn room_for(place: &Path, shown: &str, spec: &Spec, warn: Warn<'_>) -> Result<By
     }
     let free = Bytes(room.free);
     if let Some(size) = spec.size {
-        if size > free {
+        if size.0.saturating_sub(has) > free.0 {
             bail!("{shown}: size={size}, but its file system has only {free} free; free some, or give less");
         }
         return Ok(size);

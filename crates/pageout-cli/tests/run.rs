@@ -451,6 +451,21 @@ fn a_file_keeps_its_room_where_a_run_that_would_make_it_longer_does_not_begin() 
     }
 }
 
+/// What it has of its room need not be free. On tmpfs it loses that at the end.
+#[test]
+fn a_file_that_has_its_room_grows_by_the_rest() {
+    if !can_unshare() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("tmp")).unwrap();
+    let script = "mount -t tmpfs -o size=100M,mode=700 none tmp && fallocate -l 64M tmp/swap && chmod 600 tmp/swap
+         for size in 128M 96M; do \"$0\" run -s tmp/swap,size=$size stat -c %s tmp/swap 2>&1 | grep -v ' on tmpfs'; done";
+    let ended = place.with_own_mounts(script);
+    let full = "pageout: tmp/swap: size=128M, but its file system has only 36M free; free some, or give less";
+    assert_eq!((ended.err.as_str(), ended.out), ("", format!("{full}\n{}\n", 96 << 20)));
+}
+
 /// tmpfs cannot make zeros where there is something, only holes.
 #[test]
 fn files_on_tmpfs_are_emptied_too() {
