@@ -76,7 +76,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              (ulimit -Hn); others wait until one has ended. Of more than 2048 each one more may have all of the limit for itself, and a line says so.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
              pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \
-             a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. Who waits for pageout is not \
+             a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. What the program, or a process below it, sends to pageout is for the parent that the \
+             program would have without, and goes to pageout's own. Who waits for pageout is not \
              told that a program stops which has a group of its own (suspend in a shell). One \
              that was ignored when pageout started, as SIGHUP by nohup(1), does not end the wait.",
             "If the engine of a process ends while memory is out, the process is killed with SIGKILL and one line says \

@@ -1,8 +1,8 @@
 //! `pageout run`: starts the program with the agent preloaded, serves its processes, ends as it ends.
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
-//! of signals while it lives: those that are sent to us alone go on to the program; those that go to
-//! the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
+//! of signals while it lives: those that are sent to us alone go on to the program, or, from itself, which takes us for its
+//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
 //! we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
 //! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
 
@@ -240,6 +240,10 @@ struct Watch {
 impl Watch {
     /// The program has ended: is there nobody to stay for?
     fn is_over(&mut self, server: &mut Server, strays: &Strays) -> bool {
+        // It has told its parent something.
+        if self.witness.is_some() {
+            return false;
+        }
         if server.living() > 0 {
             self.deserted = None;
             let is_stopped = self.stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS);
@@ -277,21 +281,40 @@ impl Watch {
     }
 
     /// A signal goes on to the program, unless it has got it.
-    fn pass_on(&mut self, signal: Signal) {
-        self.note(&signal);
-        let is_ours = !signal.from_process && is_for_us_alone(signal.number);
+    fn pass_on(&mut self, mut signal: Signal) {
+        // What it begins may know its parent's number too (a shell's `$PPID`), and may have ended when the signal is judged.
+        if signal.sender.is_some_and(|pid| tree::descends_from(pid, self.main)) {
+            signal.sender = Some(self.main);
+        }
+        if !self.is_for_parent(&signal) {
+            self.note(&signal);
+        }
+        let is_ours = signal.sender.is_none() && is_for_us_alone(signal.number);
         if signal.number != libc::SIGCHLD {
             self.witness.iter_mut().for_each(Witness::came);
         }
         // The terminal's own go to all; the program may not have been there yet.
-        let may_be_ours = signal.from_process || self.begins;
+        let may_be_ours = signal.sender.is_some() || self.begins;
         match &mut self.witness {
             _ if signal.number == libc::SIGCHLD => {}
-            _ if is_ours => signal.send_to(self.main),
+            _ if is_ours => self.send_on(signal),
             Some(witness) if may_be_ours => witness.ask(signal),
-            None if may_be_ours => signal.send_to(self.main),
+            None if may_be_ours => self.send_on(signal),
             _ => {}
         }
+    }
+
+    /// Is what we got from the program, and nobody else, for whom it takes us? As the first of our namespace we are not known as
+    /// its parent only: who ends a container knows that number.
+    fn is_for_parent(&self, signal: &Signal) -> bool {
+        signal.sender == Some(self.main) && std::process::id() != 1
+    }
+
+    /// One that was for us alone.
+    fn send_on(&self, signal: Signal) {
+        let program = Some(self.main).filter(|_| self.ended.is_none());
+        let to = if self.is_for_parent(&signal) { sys::parent() } else { program };
+        to.into_iter().for_each(|pid| signal.send_to(pid));
     }
 
     /// What is to end the program is remembered.
@@ -306,9 +329,17 @@ impl Watch {
         self.begins = false;
         let Some(witness) = &mut self.witness else { return };
         witness.has_read(looked);
-        while let Some(signal) = witness.next_for_us() {
-            signal.send_to(self.main);
+        while let Some(signal) = self.witness.as_mut().and_then(Witness::next_for_us) {
+            self.send_on(signal);
         }
+        if self.ended.is_some() {
+            self.let_witness_go();
+        }
+    }
+
+    /// The program has ended: what it has sent before may be for its parent.
+    fn let_witness_go(&mut self) {
+        self.witness = self.witness.take().and_then(|witness| witness.only_from(self.main));
     }
 
     /// Waits for who has ended; true if the program has.
@@ -317,12 +348,13 @@ impl Watch {
         while let Some((pid, status)) = sys::reap() {
             // Another may have its number by now.
             if pid == self.main && self.ended.is_none() {
-                (self.ended, self.witness) = (Some(status), None);
+                self.ended = Some(status);
+                self.let_witness_go();
                 // SIGTERM asks for nothing else; the others may have asked for something long ago.
                 let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
                 self.stopped = self.told.iter().copied().any(was_told).then(Instant::now);
             } else if let Some(witness) = self.witness.take_if(|witness| witness.is(pid)) {
-                witness.has_ended().into_iter().for_each(|signal| signal.send_to(self.main));
+                witness.has_ended().into_iter().for_each(|signal| self.send_on(signal));
             }
         }
         !had_ended && self.ended.is_some()

@@ -432,8 +432,9 @@ impl Clocks {
 pub struct Signal {
     /// Its number.
     pub number: i32,
-    /// Whether a process sent it, not the kernel (which sends a terminal's to the whole group).
-    pub from_process: bool,
+    /// The process that sent it, 0 if it is not to be seen from here; none if the kernel did, which sends a terminal's to the whole
+    /// group.
+    pub sender: Option<i32>,
     /// What sigqueue(3) sent with it.
     pub value: Option<u64>,
 }
@@ -524,9 +525,10 @@ impl Signals {
         };
         // SI_USER, SI_QUEUE and SI_TKILL are what processes send; positive codes are the kernel's.
         // But for our own write to a pipe that nobody reads, which looks as if we had sent it.
-        let from_process = info.ssi_code <= 0 && info.ssi_pid != std::process::id();
+        let is_sent = info.ssi_code <= 0 && info.ssi_pid != std::process::id();
+        let sender = is_sent.then_some(info.ssi_pid as i32);
         let value = (info.ssi_code == libc::SI_QUEUE).then_some(info.ssi_ptr);
-        Some(Signal { number: info.ssi_signo as i32, from_process, value })
+        Some(Signal { number: info.ssi_signo as i32, sender, value })
     }
 
     /// Makes `command` start with the signals, that of a parent's death among them, the clocks, which stop here, the standard
@@ -571,6 +573,12 @@ pub fn reap() -> Option<(i32, ExitStatus)> {
 pub fn leads_session() -> bool {
     // SAFETY: takes integers only.
     unsafe { libc::getsid(0) == libc::getpid() }
+}
+
+/// Our parent, if it is not to be taken for the first process: that has those whose parents have ended.
+pub fn parent() -> Option<i32> {
+    // SAFETY: takes nothing, cannot fail.
+    Some(unsafe { libc::getppid() }).filter(|pid| *pid > 1)
 }
 
 /// Sends a signal to the process that has this number now.

@@ -99,6 +99,12 @@ impl Witness {
         waiting.into_iter().map(|asked| asked.signal).collect()
     }
 
+    /// Its sender has ended, and so has who would get the others. None: there is nothing from it to be judged.
+    pub fn only_from(mut self, sender: i32) -> Option<Self> {
+        self.waiting.retain(|asked| asked.signal.sender == Some(sender));
+        (!self.waiting.is_empty()).then_some(self)
+    }
+
     /// When to look again.
     pub fn due_in(&self) -> Option<Duration> {
         let judged = self.waiting.first().map(|asked| asked.due);

@@ -1093,6 +1093,53 @@ fn a_signal_to_the_group_comes_once_and_one_to_run_as_well() {
     }
 }
 
+/// As "I am ready" is said. It came back to the program, which knows run as its parent, and ended it.
+#[test]
+fn what_the_program_tells_its_parent_comes_to_runs() {
+    let place = Place::new();
+    let counts = "import signal, subprocess, sys\n\
+        got = []\n\
+        signal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n\
+        ended = subprocess.run(sys.argv[1:])\n\
+        print(len(got), ended.returncode)";
+    for script in [
+        "kill -USR1 $PPID; sleep 0.3; exit 3",
+        "kill -USR1 $PPID; exit 3",
+        "(kill -USR1 $PPID; sleep 0.3); exit 3",
+        // It comes without run.
+        "trap '' USR1; kill -USR1 0; sleep 0.3; exit 3",
+    ] {
+        let mut parent = place.prepared("python3");
+        parent.args(["-c", counts, env!("CARGO_BIN_EXE_pageout"), "run", "sh", "-c", script]);
+        let ended = finish(parent.process_group(0));
+        assert_eq!((ended.out.as_str(), ended.err.as_str()), ("1 3\n", ""), "{script}");
+    }
+}
+
+/// Who ends a container sends to that.
+#[test]
+fn what_is_sent_to_the_first_process_comes_to_the_program() {
+    if !is_root() || !can_unshare() {
+        return println!("skipped: needs root, and namespaces of its own");
+    }
+    let place = Place::new();
+    let script = "trap 'echo told' USR1; kill -USR1 1; sleep 0.3; (kill -USR1 1; sleep 0.3); exit 3";
+    let mut command = place.prepared("unshare");
+    command.args([
+        "-m",
+        "-p",
+        "-f",
+        "--mount-proc",
+        env!("CARGO_BIN_EXE_pageout"),
+        "run",
+        "sh",
+        "-c",
+        script,
+    ]);
+    let ended = finish(&mut command);
+    assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.status), ("told\ntold\n", "", 3));
+}
+
 /// What sigqueue(3) sent with a signal was lost on its way through run.
 #[test]
 fn what_is_sent_with_a_signal_arrives() {
