@@ -69,6 +69,9 @@ const OTHERS: [i32; 18] = [
 /// Open files below which nothing works: devices, sockets, and what the first process takes.
 pub const LEAST_OPEN_FILES: u64 = 64;
 
+/// After which a fork's child that has not come for what it inherits is stopped, or traced, and run ends if it was told to.
+const LAST_HEIRS: Duration = Duration::from_secs(5);
+
 /// How long the keepers of ended processes may take to say what they have to say: longer than it takes to know who has
 /// none.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -187,8 +190,8 @@ fn look_after(
     server: &mut Server,
     mut strays: Strays,
 ) -> Result<ExitStatus> {
-    let (told, stopped, deserted) = (Vec::new(), None, None);
-    let mut watch = Watch { main, witness, begins: true, ended: None, told, stopped, deserted, said: false };
+    let (told, leaves, deserted) = (Vec::new(), None, None);
+    let mut watch = Watch { main, witness, begins: true, ended: None, told, leaves, deserted, said: false };
     early.into_iter().for_each(|signal| watch.pass_on_early(signal));
     loop {
         if let Some(status) = watch.ended.filter(|_| watch.is_over(server, &strays)) {
@@ -201,9 +204,8 @@ fn look_after(
             match watch.ended {
                 None => watch.pass_on(signal),
                 // nohup(1) wants what was left to stay as well.
-                Some(status) if is_to_end(&signal) => {
-                    leave_behind(server, &format!("ended by signal {}", signal.number));
-                    return Ok(status);
+                Some(_) if is_to_end(&signal) => {
+                    watch.leave(Duration::ZERO, format!("ended by signal {}", signal.number));
                 }
                 Some(_) => {}
             }
@@ -228,9 +230,10 @@ struct Watch {
     begins: bool,
     /// How the program ended.
     ended: Option<ExitStatus>,
-    /// What was to end it, and when it had ended by that.
+    /// What was to end it.
     told: Vec<i32>,
-    stopped: Option<Instant>,
+    /// From when on we end, whoever is left, and why.
+    leaves: Option<(Instant, String)>,
     /// Since when nobody who is served lives any more, and the program neither.
     deserted: Option<Instant>,
     /// That we stay.
@@ -244,14 +247,16 @@ impl Watch {
         if self.witness.is_some() {
             return false;
         }
-        if server.living() > 0 {
-            self.deserted = None;
-            let is_stopped = self.stopped.is_some_and(|stopped| stopped.elapsed() >= LAST_WORDS);
+        let now = Instant::now();
+        if let Some((due, why)) = self.leaves.as_ref().filter(|(due, _)| *due <= now) {
             // A fork's child on the way to what it inherits would be killed.
-            if is_stopped && !server.awaits_heirs() {
-                leave_behind(server, "the program has ended as it was told");
+            if server.has_no_heirs() || *due + LAST_HEIRS <= now {
+                leave_behind(server, why);
                 return true;
             }
+        }
+        if server.living() > 0 {
+            self.deserted = None;
             if !std::mem::replace(&mut self.said, true) {
                 say::info("the program has ended; staying for the processes that it left");
             }
@@ -265,10 +270,19 @@ impl Watch {
         !more && (server.is_idle() || !patient)
     }
 
+    /// We end so soon, if not sooner.
+    fn leave(&mut self, after: Duration, why: String) {
+        let due = Instant::now() + after;
+        if self.leaves.as_ref().is_none_or(|(before, _)| due < *before) {
+            self.leaves = Some((due, why));
+        }
+    }
+
     /// When to look again.
     fn due_in(&self) -> Option<Duration> {
         // A child that says nothing ends without a word to us, too.
-        let soon = self.deserted.or(self.stopped).map(|_| Duration::from_millis(20));
+        let soon = self.deserted.or(self.leaves.as_ref().map(|(due, _)| *due));
+        let soon = soon.map(|_| Duration::from_millis(20));
         soon.into_iter().chain(self.witness.as_ref().and_then(Witness::due_in)).min()
     }
 
@@ -352,7 +366,9 @@ impl Watch {
                 self.let_witness_go();
                 // SIGTERM asks for nothing else; the others may have asked for something long ago.
                 let was_told = |signal| signal == libc::SIGTERM || status.signal() == Some(signal);
-                self.stopped = self.told.iter().copied().any(was_told).then(Instant::now);
+                if self.told.iter().copied().any(was_told) {
+                    self.leave(LAST_WORDS, "the program has ended as it was told".into());
+                }
             } else if let Some(witness) = self.witness.take_if(|witness| witness.is(pid)) {
                 witness.has_ended().into_iter().for_each(|signal| self.send_on(signal));
             }

@@ -218,6 +218,33 @@ impl Server {
         self.bequests.awaited() > 0 && tree::has_children_but(&self.known())
     }
 
+    /// Lets no more children be made that would have something to inherit, at an instant when none is on its way; whether none is.
+    /// Their parents take for given what is only sent, and a child that does not get it is killed: a fork fails from here on.
+    pub fn has_no_heirs(&mut self) -> bool {
+        // Who is connected and is one was made after its parent had sent what it left, and nobody is let in meanwhile.
+        if !self.hear_all() || self.bequests.awaited() > 0 {
+            return false;
+        }
+        let served = |connection: &&mut Connection| connection.client.is_some() && !connection.is_shut;
+        for connection in self.connections.iter_mut().filter(served) {
+            sys::receive_no_more(connection.socket.as_fd());
+            connection.is_shut = true;
+        }
+        // What was sent before that comes with a child that has yet to connect.
+        while !self.hear_all() {}
+        let is_shut = |connection: &&Connection| connection.is_shut;
+        let parents = self.connections.iter().filter(is_shut).filter_map(|c| c.client.as_ref());
+        parents.for_each(|client| self.bequests.parent_ended(client.id));
+        self.bequests.awaited() == 0
+    }
+
+    /// Hears each, as in its turn; whether nobody has said more. Who has ended is parted from when that is heard again.
+    fn hear_all(&mut self) -> bool {
+        self.has_more = false;
+        (0..self.connections.len()).for_each(|index| _ = self.hear(index));
+        !self.has_more
+    }
+
     /// Serves until `others` has something to read, or `timeout`; true if `others` has.
     pub fn serve(&mut self, others: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
         let now = Instant::now();
@@ -236,7 +263,7 @@ impl Server {
             watched.push((self.listener.socket.as_fd(), libc::POLLIN));
             what.push(Watched::Listener);
         }
-        for (index, connection) in self.connections.iter().enumerate() {
+        for (index, connection) in self.connections.iter().enumerate().filter(|(_, c)| !c.is_shut) {
             watched.push((connection.socket.as_fd(), libc::POLLIN));
             what.push(Watched::Connection(index));
         }
@@ -313,6 +340,7 @@ impl Server {
                     bye: None,
                     switching: None,
                     asks: None,
+                    is_shut: false,
                 });
             } else {
                 // Anybody may come here as often as he likes.

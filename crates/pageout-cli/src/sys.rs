@@ -760,6 +760,12 @@ pub fn has_unread(socket: BorrowedFd<'_>) -> bool {
     told == 0 && bytes > 0
 }
 
+/// Who sends something there is told from here on that nobody takes it (EPIPE). What was sent before can still be read.
+pub fn receive_no_more(socket: BorrowedFd<'_>) {
+    // SAFETY: takes integers only.
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) };
+}
+
 /// Sends one packet with descriptors beside it, without waiting.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     assert!(fds.len() <= FDS);

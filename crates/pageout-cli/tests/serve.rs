@@ -138,6 +138,7 @@ fn role() {
         "settings" => settings_role(),
         "trunks" => trunks_role(),
         "giver" => giver_role(),
+        "forker" | "waiter" => forker_role(&role),
         "rester" => rester_role(),
         "fleeting" => fleeting_role(),
         "writer" => writer_role(),
@@ -566,6 +567,59 @@ fn a_run_stays_while_processes_hand_over() {
     let ended = run(&place, "relay", &["-q", "-s", "mem,size=64M", "--"]);
     assert_eq!((ended.status, ended.err.as_str()), (5, ""));
     assert!(place.path("inherited").exists());
+}
+
+/// Forks on while run ends, which was told to: what it has sent for a child is there for the child. Or the child does not come.
+fn forker_role(role: &str) {
+    if !is_child() {
+        // Told to end while it waits.
+        return drop(myself(role).env("PAGEOUT_TEST_CHILD", "1").status());
+    }
+    let (parent, ..) = Keeper::served();
+    let bequest = sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap();
+    let mut heirs = 0;
+    let mut leave = || {
+        heirs += 1;
+        let message = Message::new(Kind::Bequest, heirs, 0, 0);
+        sys::send(parent.socket.as_fd(), message.as_bytes(), &[bequest.as_fd()]).map(|()| heirs)
+    };
+    let first = leave().unwrap();
+    File::create("ready").unwrap();
+    if role == "waiter" {
+        return assert!(parent.hear().is_none(), "run ends");
+    }
+    // Longer than run would stay.
+    thread::sleep(Duration::from_millis(2500));
+    assert!(Keeper::served().0.inherits(first));
+    while let Ok(next) = leave() {
+        assert!(Keeper::served().0.inherits(next), "{next}");
+    }
+    File::create("done").unwrap();
+}
+
+/// How long a run takes to end, once its program was told to, which has left who does so.
+fn time_to_end(place: &Place, role: &str) -> Duration {
+    let mut command = prepared(place, role, &["-s", "mem,size=64M", "--"]);
+    let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    await_file(place.path("ready"));
+    let begin = Instant::now();
+    // SAFETY: a child that is not reaped yet.
+    unsafe { libc::kill(run.id() as i32, libc::SIGTERM) };
+    assert_eq!(run.wait().unwrap().signal(), Some(libc::SIGTERM));
+    begin.elapsed()
+}
+
+#[test]
+fn a_run_that_was_told_to_end_waits_for_a_forks_child() {
+    let place = Place::new();
+    assert!(time_to_end(&place, "forker") < Duration::from_secs(6));
+    await_file(place.path("done"));
+}
+
+#[test]
+fn a_run_that_was_told_to_end_does_not_wait_for_ever() {
+    let took = time_to_end(&Place::new(), "waiter");
+    assert!((6..15).contains(&took.as_secs()), "{took:?}");
 }
 
 /// Leaves a process that has a page on a device and a child that reads from there, as after a fork.

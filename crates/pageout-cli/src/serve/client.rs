@@ -40,6 +40,8 @@ pub(super) struct Connection {
     pub(super) switching: Option<u64>,
     /// What it is to inherit, and whether somebody has left that is not known yet.
     pub(super) asks: Option<Asked>,
+    /// It can say nothing more.
+    pub(super) is_shut: bool,
 }
 
 impl Connection {
