@@ -21,15 +21,32 @@ fn meminfo_total(text: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// How many processes of our control group the kernel has killed for want of memory; of the machine, where it is in none.
-pub fn oom_kills() -> u64 {
-    let count = |path: &Path| {
+/// Processes that the kernel has killed for want of memory, of the control group that we were in at first, or of the machine, where
+/// we were in none. Of another, which we may have been moved to, nobody knows how many there were before.
+#[derive(Debug)]
+pub struct OomKills {
+    path: PathBuf,
+    before: u64,
+}
+
+impl OomKills {
+    /// Counts from here on. `None`: nobody counts them.
+    pub fn watch() -> Option<Self> {
+        let groups = own_groups().into_iter();
+        let counts = groups.map(|(group, mount, version)| mount.join(group).join(version.kills()));
+        let mut counts = counts.chain([PathBuf::from("/proc/vmstat")]);
+        counts.find_map(|path| Some(Self { before: Self::count(&path)?, path }))
+    }
+
+    /// Are there more by now?
+    pub fn are_more(&self) -> bool {
+        Self::count(&self.path).is_some_and(|count| count > self.before)
+    }
+
+    fn count(path: &Path) -> Option<u64> {
         let text = sys::text_of(path)?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
-    };
-    let groups =
-        own_groups().into_iter().map(|(group, mount, version)| mount.join(group).join(version.kills()));
-    groups.chain([PathBuf::from("/proc/vmstat")]).find_map(|path| count(&path)).unwrap_or(0)
+    }
 }
 
 /// The two kinds of control groups.

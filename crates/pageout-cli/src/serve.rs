@@ -24,7 +24,7 @@ use self::told::Told;
 use crate::bequests::Bequests;
 use crate::device::{Device, PAGE};
 use crate::directory::Reach;
-use crate::memory;
+use crate::memory::{self, OomKills};
 use crate::mounts::Mounts;
 use crate::report::Report;
 use crate::say;
@@ -81,8 +81,8 @@ pub struct Server {
     /// Somebody got no trunk, and when all were last asked for those that they do not need.
     is_short: bool,
     called_in: Instant,
-    /// What the kernel had killed for want of memory when the run began.
-    oom_kills: u64,
+    /// What the kernel has killed for want of memory since the run began.
+    oom_kills: Option<OomKills>,
     report: Report,
     /// The program that the run is for: number and name.
     program: (i32, String),
@@ -122,7 +122,7 @@ impl Server {
             device_for_all,
             is_short: false,
             called_in: Instant::now(),
-            oom_kills: memory::oom_kills(),
+            oom_kills: OomKills::watch(),
             program: (0, String::new()),
             strangers: HashSet::new(),
             started: Instant::now(),
@@ -591,7 +591,7 @@ impl Server {
         if !harmless && connection.bye.is_none() && !client.ends_with_its_namespace() {
             // The engine has as much as the program, by itself, and is killed when that is used up.
             let why = match sys::limit_for(client.pid, libc::RLIMIT_CPU).1 {
-                libc::RLIM_INFINITY if memory::oom_kills() > self.oom_kills => {
+                libc::RLIM_INFINITY if self.oom_kills.as_ref().is_some_and(OomKills::are_more) => {
                     let in_memory = self.mounts.iter().any(|(_, mount)| mount.device.is_memory());
                     let (what, remedy) = match in_memory {
                         true => ("what is in mem", "give a file with -s"),

@@ -939,6 +939,19 @@ fn whoever_is_killed_for_want_of_memory_is_told_so() {
     let why =
         "(the kernel has killed for want of memory: what may stay and what is in mem have to fit into 128M; give a file with -s)";
     assert!(ended.err.contains(why), "{}", ended.err);
+
+    // Who comes to the group later has lost nobody there.
+    let script = "import time; a = [bytes([k % 251 + 1]) * (1 << 18) for k in range(300)]; print(flush=True); time.sleep(20)";
+    let mut command = place.pageout(["run", "-m", "32M", "-s", "mem", "python3", "-c", script]);
+    let mut run = command.env_remove("PAGEOUT_AGENT").spawn().unwrap();
+    run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    fs::write(group.0.join("cgroup.procs"), run.id().to_string()).unwrap();
+    let keeper = child_of(run.id(), "pageout").unwrap();
+    // SAFETY: a child of one that is not reaped yet.
+    unsafe { libc::kill(keeper, libc::SIGKILL) };
+    let ended = wait(run);
+    let why = "its engine ended without a word while memory was swapped out; killed";
+    assert!(ended.err.contains(why) && ended.status == 1009, "{}", ended.err);
 }
 
 /// Nobody is left who has what is out, or says so: it read zeros.
@@ -972,9 +985,7 @@ fn whoever_kills_run_and_keeper_kills_the_program() {
         out.read_line(&mut line).unwrap();
         assert_eq!(line, "full\n");
         let me = i32::try_from(run.id()).unwrap();
-        let children = fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap();
-        let is_keeper = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "pageout\n";
-        let keeper: i32 = children.split_whitespace().find(is_keeper).unwrap().parse().unwrap();
+        let keeper = child_of(run.id(), "pageout").unwrap();
         for victim in if run_first { [me, keeper] } else { [keeper, me] } {
             // SAFETY: a child that is not reaped yet, and its.
             unsafe { libc::kill(victim, libc::SIGKILL) };
@@ -1010,18 +1021,18 @@ fn what_the_program_closes_is_closed() {
     drop(write);
     fs::File::from(read).read_to_end(&mut Vec::new()).unwrap();
     assert!(child.try_wait().unwrap().is_none());
-    for pid in [child.id()].into_iter().chain(witness_of(child.id())) {
+    for pid in [child.id()].into_iter().chain(child_of(child.id(), "witness").map(|pid| pid as u32)) {
         assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
     }
     assert!(child.wait().unwrap().success());
 }
 
-/// The witness of a run.
-fn witness_of(run: u32) -> Option<u32> {
+/// The first child of a run that is called so.
+fn child_of(run: u32, name: &str) -> Option<i32> {
     let children = fs::read_to_string(format!("/proc/{run}/task/{run}/children")).unwrap();
     let mut children = children.split_whitespace();
-    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    children.find(|pid| name(pid) == "witness\n").map(|pid| pid.parse().unwrap())
+    let name_of = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    children.find(|pid| name_of(pid).trim_end() == name).map(|pid| pid.parse().unwrap())
 }
 
 /// The witness stayed stopped, a signal to all waited in it, and none of that number to run alone went on any more.
@@ -1040,7 +1051,7 @@ fn one_to_run_alone_comes_after_the_group_was_stopped() {
     // SAFETY: a child that is not reaped yet, and its group.
     let send = |to: i32, signal| assert_eq!(unsafe { libc::kill(to, signal) }, 0);
     assert_eq!(next(), "up");
-    let witness = witness_of(run.id()).unwrap();
+    let witness = child_of(run.id(), "witness").unwrap();
     let is = |state: &str| {
         let status = fs::read_to_string(format!("/proc/{witness}/status")).unwrap();
         status.lines().any(|line| line.strip_prefix("State:").is_some_and(|is| is.trim().starts_with(state)))
