@@ -306,8 +306,9 @@ pub fn is_child() -> bool {
 #[must_use]
 pub struct Turn {
     mask: u64,
-    /// Nobody was there to ask: where that is written down.
+    /// Nobody was there to ask: where that is written down, and by which number.
     unasked: Option<&'static AtomicU32>,
+    thread: u32,
     out: bool,
     amid: Option<&'static Amid>,
 }
@@ -331,7 +332,7 @@ impl Turn {
                 gate::say(gate::FREE);
                 TURN.pass_on();
             }
-            Some(place) => withdraw(place),
+            Some(place) => withdraw(place, self.thread),
         }
         FORKS.fetch_add(1, Ordering::Relaxed);
         self.restore();
@@ -373,16 +374,16 @@ pub fn before() -> Option<Turn> {
     let unasked = announce(me);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, unasked: Some(unasked), out: false, amid: None });
+        return Some(Turn { mask, unasked: Some(unasked), thread: me, out: false, amid: None });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
-    withdraw(unasked);
+    withdraw(unasked, me);
     if !take_turn(me) {
         sys::set_signals(mask);
         return None;
     }
     let out = gate::ask(gate::ASKED) == gate::GRANTED_OUT;
-    Some(Turn { mask, unasked: None, out, amid: None })
+    Some(Turn { mask, unasked: None, thread: me, out, amid: None })
 }
 
 /// Writes down that a thread forks without asking, and says where.
@@ -395,12 +396,13 @@ fn announce(me: u32) -> &'static AtomicU32 {
     })
 }
 
-/// Its fork is over, or asks after all.
-fn withdraw(place: &AtomicU32) {
+/// Its fork is over, or asks after all. Not in the child of another fork that came amid it: there it is forgotten.
+fn withdraw(place: &AtomicU32, me: u32) {
+    let (ordering, failure) = (Ordering::SeqCst, Ordering::Relaxed);
     if core::ptr::eq(place, &MORE_UNASKED) {
-        place.fetch_sub(1, Ordering::SeqCst);
+        let _ = place.fetch_update(ordering, failure, |count| count.checked_sub(1));
     } else {
-        place.store(0, Ordering::SeqCst);
+        let _ = place.compare_exchange(me, 0, ordering, failure);
     }
 }
 

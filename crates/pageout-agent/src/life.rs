@@ -70,9 +70,11 @@ const SCAN_SHARE: u64 = 8;
 const LARGEST_STACK: usize = 64 << 20;
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
-/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit, or where areas come that show in
-/// nothing else, up to 15 times as often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
+/// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
+/// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
 const COUNT_EVERY: u64 = 300_000_000;
+/// By fewer bytes two counts may differ: rounds of evictors, huge frames, pages that are tried again.
+const LEAST_UNEXPLAINED: u64 = 4 << 20;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
 const REST: u64 = 2_000_000_000;
 /// Or been over the limit without a break, if it never rests.
@@ -125,11 +127,10 @@ pub struct Life {
     /// What could not go at the last count, in bytes; when (ns) it is counted again.
     unmanaged: u64,
     next_count: u64,
-    /// The least that could not go at any count since areas were last looked for. What comes on top may be in areas that had none:
-    /// `mprotect` has one instead of another, and no size changes.
+    /// What could not go, as far as areas have been looked for since, and what comes on top at two counts in a row: it may be in areas
+    /// that had none, for `mprotect` has one instead of another, and no size changes.
     explained: u64,
-    /// The last time they were looked for because of that.
-    is_exchanged: bool,
+    unexplained: u64,
     /// Since when (ns) it is over the limit without a break, since when at rest, and how much it was then.
     over: Option<(u64, u64, u64)>,
     /// How much of it was told.
@@ -184,7 +185,7 @@ impl Life {
             unmanaged: 0,
             next_count: 0,
             explained: u64::MAX,
-            is_exchanged: false,
+            unexplained: 0,
             over: None,
             told_over: 0,
         }
@@ -526,11 +527,10 @@ impl Life {
         self.tell_of_forks(keeper);
         let counted = keeper.engine.kernel.now();
         let over = (seen.resident * PAGE) as u64 > allowance;
-        let rest = if over || self.is_exchanged {
-            100 * (counted - now).max(COUNT_EVERY / 1500)
-        } else {
-            COUNT_EVERY
-        };
+        // Or there seems to be more than was found.
+        let close =
+            over || self.unmanaged.saturating_sub(self.explained) >= self.worth().max(LEAST_UNEXPLAINED);
+        let rest = if close { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
         self.next_count = counted + rest.min(COUNT_EVERY);
     }
 
@@ -539,16 +539,16 @@ impl Life {
         let changes = keeper.engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
         let mappings = (seen.size, seen.data, changes);
         let rest = if over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
-        let is_explained = self.unmanaged.saturating_sub(self.explained) < self.worth();
+        let is_explained = self.unexplained < self.worth().max(LEAST_UNEXPLAINED);
         if mappings == self.scanned && is_explained || now < self.scan_ended + rest {
             return false;
         }
         self.scanned = mappings;
         self.look_around(keeper, over);
-        self.explained = u64::MAX;
-        // Before more comes that is not known; and more may come.
-        self.next_count = if is_explained { self.next_count } else { 0 };
-        self.is_exchanged = !is_explained;
+        if !is_explained {
+            // What of it was not found cannot go.
+            (self.explained, self.unexplained) = (self.unmanaged, 0);
+        }
         self.scan_ended = keeper.engine.kernel.now();
         self.scan_took = self.scan_ended - now;
         true
@@ -577,7 +577,8 @@ impl Life {
         Stats::set(&self.stats.unmanaged_bytes, bytes);
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
-        self.explained = self.explained.min(bytes);
+        self.explained = self.explained.min(bytes.max(before));
+        self.unexplained = bytes.min(before).saturating_sub(self.explained);
         let stays = bytes.min(before);
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);

@@ -174,6 +174,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) rest_until: AtomicU64,
     /// Until when (ns) no block is made huge again, because that took long.
     pub(crate) mend_after: AtomicU64,
+    /// Pages that the program has given up since that was last counted; see [`Engine::credit`].
+    pub(crate) given_up: AtomicUsize,
     /// Others have touched holes among the frames, and may have filled them.
     pub(crate) touched: AtomicBool,
     /// Until when (ns) frames are not unlocked again for pages that MOVE refuses: these are locked themselves.
@@ -248,6 +250,7 @@ impl<K: Kernel> Engine<K> {
             stuck_until: AtomicU64::new(0),
             rest_until: AtomicU64::new(0),
             mend_after: AtomicU64::new(0),
+            given_up: AtomicUsize::new(0),
             touched: AtomicBool::new(false),
             unlock_after: AtomicU64::new(0),
             still: AtomicBool::new(false),

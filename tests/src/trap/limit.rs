@@ -1,6 +1,6 @@
 //! New memory as fast as it can be had: what the limit is measured with.
 
-use super::load::{together, Ballast};
+use super::load::{together, Ballast, Dice};
 use super::span::{load, pattern, store, Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
@@ -57,8 +57,11 @@ fn protect_exchange(ctx: &Ctx) -> Outcome {
     let [low, high] = [0, 2 * ctx.size].map(|at| whole.part(at, ctx.size));
     sys::protect(high, sys::RW)?;
     high.fill(1);
-    for (generation, from, to) in [(2, high, low), (3, low, high), (4, high, low)] {
-        std::thread::sleep(Duration::from_millis(300));
+    let mut dice = Dice::new(1);
+    for (generation, from, to) in [(2, high, low), (3, low, high), (4, high, low), (5, low, high)] {
+        // Areas are looked for, and what cannot go is counted, at some time before.
+        sys::map(PAGE)?.fill(1);
+        std::thread::sleep(Duration::from_millis(20 + dice.roll(250) as u64));
         sys::advise(from, libc::MADV_DONTNEED)?;
         std::thread::sleep(Duration::from_millis(100));
         sys::protect(from, libc::PROT_NONE)?;

@@ -853,7 +853,7 @@ fn exec_threads(ctx: &Ctx) -> Outcome {
 
 /// Each is killed wherever it is, and the keeper of what was before has to end.
 fn exec_amid_threads(ctx: &Ctx) -> Outcome {
-    let most = if sys::under_pageout() { 2000usize } else { 20 };
+    let most = if sys::under_pageout() { 1200usize } else { 20 };
     let left = ctx.args.first().and_then(|count| count.parse().ok()).unwrap_or(most);
     let Some(left) = left.checked_sub(1) else {
         return if sys::under_pageout() { are_children_of_run(2) } else { Ok(()) };

@@ -4,7 +4,7 @@ use super::{answer, fail, Next};
 use crate::proc::{self, Maps};
 use crate::{keeper, memory, part, remap, sys};
 use alloc::vec::Vec;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as raw;
 use pageout::space::discover::Area;
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
 
 static PWRITEV2: Next = Next::new(c"pwritev2");
+static POLL: Next = Next::new(c"poll");
 static MALLOC: Next = Next::new(c"malloc");
 static REALLOC: Next = Next::new(c"realloc");
 /// Is it the GNU libc's? Any other moves memory by libc's `mremap`, or not at all.
@@ -20,7 +21,7 @@ static IS_GNU: AtomicBool = AtomicBool::new(false);
 
 /// Before `main`.
 pub fn prepare() {
-    for next in [&MALLOC, &PWRITEV2] {
+    for next in [&MALLOC, &PWRITEV2, &POLL] {
         next.get();
     }
     IS_GNU.store(REALLOC.get() == Next::new(c"__libc_realloc").get(), Ordering::Relaxed);
@@ -453,7 +454,7 @@ pub(super) unsafe fn vmsplice(fd: c_int, parts: *const c_void, count: usize, fla
     const RWF_NOWAIT: c_int = 8;
     /// PIPE_BUF: one free place in the pipe takes as much without a wait.
     const PLACE: usize = 4096;
-    const FOREVER: usize = -1isize as usize;
+    const FOREVER: c_int = -1;
     // SAFETY: as the caller promises.
     unsafe {
         let reads = sys::call(raw::__NR_fcntl, fd as usize, F_GETFL, 0, 0)
@@ -501,9 +502,11 @@ pub(super) unsafe fn vmsplice(fd: c_int, parts: *const c_void, count: usize, fla
             {
                 return written;
             }
-            let room = raw::pollfd { fd, events: raw::POLLOUT as i16, revents: 0 };
-            if let Err(errno) = sys::call(raw::__NR_poll, &raw const room as usize, 1, FOREVER, 0) {
-                return fail(errno) as isize;
+            type Poll = unsafe extern "C" fn(*mut raw::pollfd, c_ulong, c_int) -> c_int;
+            let mut room = raw::pollfd { fd, events: raw::POLLOUT as i16, revents: 0 };
+            // By libc's, too.
+            if core::mem::transmute::<usize, Poll>(POLL.get())(&mut room, 1, FOREVER) < 0 {
+                return -1;
             }
         }
     }

@@ -149,6 +149,10 @@ unsafe impl Kernel for Managed {
         self.linux.next_mapped(start, end)
     }
 
+    fn counts_at_once(&self) -> bool {
+        false
+    }
+
     fn count_zeros(&self, start: usize, len: usize) -> usize {
         self.linux.count_zeros(start, len)
     }

@@ -212,7 +212,10 @@ impl Region {
         self.area.inner.engine().let_others_pass();
         // SAFETY: ours, and nobody else looks at it.
         unsafe { madvise(start as *mut _, end - start, Madvise::LinuxDontNeed) }
-            .map_err(|errno| self.refused("giving up pages", end - start, errno))
+            .map_err(|errno| self.refused("giving up pages", end - start, errno))?;
+        // Others may have the room at once.
+        self.area.inner.look();
+        Ok(())
     }
 
     /// Brings bytes `range` in and keeps them in until the guard is dropped: no touch of them waits. Counts by

@@ -126,7 +126,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Zeros for up to `n` pages: new memory while there is room below the limit; after that, what somebody else left.
     fn source_of_zeros(&self, n: usize, whole: bool) -> Option<Zeros> {
-        if self.budget.take(n) {
+        if self.take_room(n) {
             return Some(Zeros::New { n, left: n });
         }
         let parts = self.take_frames(n, whole)?;
@@ -259,7 +259,7 @@ impl<K: Kernel> Engine<K> {
 
     /// A new huge frame of zeros, if there is room below the limit.
     pub(crate) fn new_huge(&self) -> Option<u32> {
-        if !self.budget.take(BLOCK_PAGES) {
+        if !self.take_room(BLOCK_PAGES) {
             return None;
         }
         let made = self.frames.take_huge_hole().filter(|huge| {

@@ -225,6 +225,11 @@ pub unsafe trait Kernel: Send + Sync {
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 
+    /// Is [`Kernel::resident_pages`] what is there at that moment, and not at the last look?
+    fn counts_at_once(&self) -> bool {
+        true
+    }
+
     /// How many pages of a range are the kernel's page of zeros, which is no memory. Of frames.
     fn count_zeros(&self, _start: usize, _len: usize) -> usize {
         0

@@ -98,6 +98,26 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
+    /// What the program has given up since it was counted is room again: asks the kernel how much there is. The event alone tells
+    /// too little: the pages go after it was read. True: there is more. Where the kernel counts at once.
+    pub(crate) fn credit(&self) -> bool {
+        if self.given_up.load(Relaxed) < CHUNK || !self.kernel.counts_at_once() {
+            return false;
+        }
+        let pages = self.given_up.swap(0, Relaxed) as i64;
+        let before = self.budget.get();
+        self.measure();
+        let more = self.budget.get() - before;
+        // Not all has gone yet, or something else has come: the rest is asked for a few times more.
+        self.given_up.fetch_add((pages - more).max(0) as usize / 2, Relaxed);
+        more > 0
+    }
+
+    /// Takes room below the limit for so many pages, all or none.
+    pub(crate) fn take_room(&self, pages: usize) -> bool {
+        self.budget.take(pages) || self.credit() && self.budget.take(pages)
+    }
+
     /// Another limit, in pages, from the next look on.
     pub fn set_limit(&self, pages: usize) {
         self.limit_pages.store(pages as i64, Relaxed);
@@ -224,6 +244,9 @@ impl<K: Kernel> Engine<K> {
         // It may wait for other CPUs: MADV_COLLAPSE drains their lists of pages.
         if !self.is_far_over() {
             self.mend();
+        }
+        if self.budget.get() < self.high_pages() as i64 {
+            self.credit();
         }
         let budget = self.budget.get();
         let ready = self.ready_pages();
@@ -481,7 +504,7 @@ impl<K: Kernel> Engine<K> {
     /// A fault found too few filled frames: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
-        if self.budget.get() < CHUNK as i64 {
+        if self.budget.get() < CHUNK as i64 && !(self.credit() && self.budget.get() >= CHUNK as i64) {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             self.stalls();

@@ -105,6 +105,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
         let to = end.min(block_start + BLOCK);
         let split = block.huge && to - from < BLOCK;
         let (mut index, stop) = ((from - block_start) / PAGE, (to - block_start) / PAGE);
+        let before = block.resident;
         while index < stop {
             if block.unit(index).is_none() {
                 index = (index / super::UNIT_PAGES + 1) * super::UNIT_PAGES;
@@ -113,6 +114,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
             forget_page(engine, &mut block, index, &verb);
             index += 1;
         }
+        engine.given_up.fetch_add((before - block.resident) as usize, Relaxed);
         block.thinned = true;
         if to - from == BLOCK {
             // The page tables of what is unmapped go with it, and since Linux 6.14 those of what is discarded.

@@ -85,6 +85,9 @@ const PASSED_SHARE: usize = 8;
 /// Shared pages that are made the process's own at once. Each is a copy, which must leave before the next are made.
 const MOST_SHARED: usize = 128;
 
+/// So long (ns) a fault looks for memory that can leave where all that it finds was only read; then it goes over the limit.
+const ZEROS_FOR: u64 = 20_000_000;
+
 /// Pages that one round takes at most.
 pub const MOST: usize = BLOCK_PAGES;
 
@@ -145,13 +148,18 @@ impl<K: Kernel> Engine<K> {
     /// The same for a fault that helps itself: it asks for no memory, and touches none, so never waits for itself.
     pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
         out.memory = Memory::AtHand;
+        let mut until = None;
         loop {
             let left = self.let_leave(out, want);
             let zeros = self.drop_zeros(out);
             self.release(out);
-            // What was no memory makes no room, but is gone through: the next may be some.
+            // What was no memory makes no room, but is gone through, for a while: the next may be some.
             if left > zeros || zeros == 0 {
                 return left.saturating_sub(zeros);
+            }
+            let now = self.kernel.now();
+            if now > *until.get_or_insert(now + ZEROS_FOR) {
+                return 0;
             }
         }
     }
