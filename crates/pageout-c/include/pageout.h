@@ -70,7 +70,9 @@ struct pageout_stats {
  * in $TMPDIR, else in the working directory. A file of PATH that was empty is empty again after pageout_close(); where the
  * process ends without it, it holds what was in memory, and is refused the next time (mkswap makes it fit again).
  * The standard error of now stays open until then, for the engine's last word. What a thread sets for another one's class or CPUs
- * (sched_setscheduler(), sched_setaffinity()) while that one touches what is out may be lost.
+ * (sched_setscheduler(), sched_setaffinity()) while that one touches what is out may be lost. The engine's threads may run where the
+ * caller may, and are of its class. Not in a constructor of a library that is loaded by dlopen(): its threads would wait until that
+ * is over, and the call for them.
  */
 pageout *pageout_open(uint64_t memory_bytes, const char *const *devices, size_t count);
 

@@ -26,10 +26,10 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              and libraries among them, what is not in use, where the file is on a disk, is owned by the program's user or may be written by him, and no other process has \
              mapped that part. What cannot \
              go: other files, shared memory (files in tmpfs too), what was written to a private mapping of a file, locked memory, code that was made at run time and cannot be written, thread stacks, pages that a device \
-             has pinned. A limit below what cannot go is reported with that figure (unmanaged_bytes of --stats), and gives \
-             way: what can go keeps an eighth of the limit, at most 16 MiB, beside what cannot.",
+             has pinned. A limit below what cannot go is reported with how much that is of all processes together (unmanaged_bytes of --stats is each one's), and gives \
+             way: what can go keeps an eighth of the limit beside memory that is shared on purpose, and at most 16 MiB of that beside other memory.",
             "The limit may be overshot for a moment: by the larger of 5 % and 64 MiB while one thread touches new memory \
-             as fast as it can, by 128 MiB while as many threads as there are CPUs do; before Linux 6.18 for some tenths of a second by as much again, or \
+             as fast as it can, of 5 % and 128 MiB while as many threads as there are CPUs do; before Linux 6.18 for some tenths of a second by as much again, or \
              twice that, where two dozen programs begin in the same instant and take huge pages unasked (since then they are not \
              given to programs beside others that have hardly any room left). What was worse is in resident_peak_bytes.",
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
@@ -45,14 +45,14 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "PATH is a block device, an existing file, or a new one; it has no comma. Disks may be named by UUID=, LABEL=, \
              PARTUUID= or PARTLABEL=, as swapon(8) takes them. A file must have mode 0600, belong to the user or root, and \
              lie in a directory that only its owner can write. An existing file \
-             must be empty, or of holes only, or have a header by mkswap(8), which stays as it is; a block device must have one. Files are emptied at the \
+             must be empty, or hold nothing that was written (holes, or room by fallocate(1)), or have a header by mkswap(8), which stays as it is; a block device must have one. Files are emptied at the \
              end, unless processes live on that read from them (PROCESSES). Where run itself is killed, one that had no header holds what was swapped, and is \
              refused until it is removed or has one: a service that is started again needs a file that mkswap(8) has made, or none by name. A new file is made with mode 0600 and removed at the end. Where others can write \
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \
              reserve (the larger of 1 GiB and 5 %, at most half), 4 TiB at most, by 64 MiB, and mem to what the limit leaves of the memory that there \
-             is; one that is not empty does not grow without it. pri= works as in swapon(8): higher is used first, equal ones in \
+             is; one that has a header does not grow, one that is not empty only with it. pri= works as in swapon(8): higher is used first, equal ones in \
              rotation, devices without it after the others in the order of their naming. discard gives freed room \
              back when the program rests, by 2 MiB, which mem and files that had none before do anyhow; rotational keeps to \
              ascending order for a disk that turns and reads ahead by place. Room is lent to processes by a 256th of a device, 2 to 64 MiB. A device has at least 64 MiB, and at most 64 TiB.",
@@ -91,13 +91,13 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              runtime directory (FILES). A tree is named with --run by the process number of its pageout or of any of its \
              processes, or by the name of its program. Without --run ps and show list all trees; the others take \
              the only one.",
-            "ps: PID and NAME of each process, its RESIDENT memory and LIMIT, what it has SWAPPED out, the FAULTS that \
+            "ps: PID and NAME of each process, its RESIDENT memory and LIMIT, what it has on swap devices (SWAPPED; of pages that are in memory as well, too), the FAULTS that \
              were answered, and the STATE of its engine: watching (far from the limit, nothing can go yet), swapping, \
              ending, or unlimited. RUN is the process number of pageout. Figures are those of the engine's last look, at \
              most a second ago.",
             "show: the swap devices, in the columns of swapon --show, or with --summary in the format of \
              /proc/swaps. A column RUN comes last where several trees are shown. TYPE is partition, file or memory.",
-            "stat: the number of processes, their resident memory (of what several have, each its part), what of it cannot go (unmanaged), and what is swapped out; then by the second: bytes \
+            "stat: the number of processes, their resident memory (of what several have, each its part), what of it cannot go (unmanaged), and what is on swap devices; then by the second: bytes \
              that came in (si) and went out (so), faults, of these the ones that needed a device (major) and the ones \
              that found the page on its way out (rescued), pages that came back (refaults), faults that had to make \
              room themselves (stalls). The first line is about the time since the start, each later one about the time \
@@ -145,7 +145,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "--stats writes one JSON object: the totals (COUNTERS), and an array processes with the same names for each process. \
              resident_peak_bytes of the totals is \
              the most of all processes together, without files, or of the largest, with them. What is so at a moment \
-             (resident_bytes, shared_bytes, unmanaged_bytes, swapped_pages, out_pages) each process says as it was at its last look, and the totals have \
+             (resident_bytes, shared_bytes, unmanaged_bytes, swapped_pages, out_pages) each process says as it was at its last look (out_pages and unmanaged_bytes at its last count, each 0.3 s), and the totals have \
              the largest of these. processes_unlisted counts processes that are only in the totals. \
              swap_lost_bytes, of the totals alone, is room on the devices that had not come back when all processes had ended: 0, or \
              a bug of pageout's.",
@@ -169,8 +169,9 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         &[
             "That of the program; if a signal N ended it, pageout ends by that signal, without a core, which a shell shows as \
              128+N; 125 if pageout failed, 126 if the program cannot be \
-             executed, 127 if it was not found. Statistics that cannot be written are an error's line, and change no status. pageout doctor exits with 0 if pageout run would work, else with 1; bench as \
-             pageout-bench does (0, 1, 2); the other verbs, and doctor where an option is wrong, with 0, or with 125 and one line that \
+             executed, 127 if it was not found. Statistics that cannot be written at the end are an error's line, and change no status; a place where they could not be is refused \
+             before anything is run, with 125. pageout doctor exits with 0 if pageout run would work, else with 1; bench as \
+             pageout-bench does (0, 1, 2), or with 125 where that is not installed; the other verbs, and doctor where an option is wrong, with 0, or with 125 and one line that \
              says why not.",
         ],
     ),

@@ -55,7 +55,8 @@ impl Swap {
     }
 
     /// The counters: live, each by itself. The gauges among them (`resident_bytes`, `swapped_pages`) are as
-    /// of the engine's last look, which began at most 64 ms ago, and what it takes.
+    /// of the engine's last look, which began at most 64 ms ago, and what it takes. `out_pages`, `unmanaged_bytes`, `shared_bytes`,
+    /// `pid` and the counters of locks are of `pageout run` alone, and 0 here.
     pub fn stats(&self) -> &Stats {
         &self.inner.stats
     }
@@ -152,8 +153,8 @@ impl Builder {
     }
 
     /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
-    /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty or
-    /// carry the signature of `mkswap`, and have mode 0600; an empty one is empty again at the end, but not where the
+    /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty, or
+    /// hold nothing that was written, or carry the signature of `mkswap`, and have mode 0600, and does not grow unless it is empty; an empty one is empty again at the end, but not where the
     /// process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
     /// memory, and is refused the next time (`mkswap` makes it fit again). What lies
     /// behind the room that `mkswap` was told of is left alone, and others must not be able to write to its directory, as to
@@ -187,7 +188,9 @@ impl Builder {
         self
     }
 
-    /// Opens the devices and starts the engine.
+    /// Opens the devices and starts the engine. Its threads may run where the caller may, and are of its class: not what is bound to
+    /// a CPU that it keeps busy. Not in a constructor of a library that is loaded at run time (`dlopen`): libc has a thread wait
+    /// until that is over, and this waits for the thread.
     ///
     /// # Errors
     /// [`Error::Limit`], [`Error::Spec`], [`Error::Device`], [`Error::Kernel`] (no userfaultfd with MOVE: Linux before 6.8, or
