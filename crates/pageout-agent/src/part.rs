@@ -19,6 +19,11 @@ const COUNT_SHARE: u64 = 50;
 const COUNT_SHARE_AT_MOST: u64 = 10;
 /// Much, in bytes.
 const COUNT_AFTER: u64 = 4 << 20;
+/// As good as nothing.
+const FEW_LEFT: u64 = 256 << 10;
+/// While no count differs much from the one before it is up to so many times as long until the next: many that rest are not to
+/// be walked through for nothing.
+const MOST_PATIENCE: u64 = 4;
 /// Who has no more than so much of files and of what is shared on purpose is not asked how much that is.
 const FEW_SHARED: u64 = 4 << 20;
 /// What each process fills with huge pages, in bytes, before it is looked at, where many begin in the same instant.
@@ -115,9 +120,13 @@ pub struct Part {
     rollup: Option<OwnedFd>,
     stat: Option<OwnedFd>,
     status: Option<OwnedFd>,
-    /// When it is counted again (ns), and when if much has changed.
+    /// When it is counted again (ns), when if much has changed, and when if processes have come or gone; how many there were at the
+    /// last count, and how many times as long as at first it is until the next.
     next_count: u64,
     soonest: u64,
+    early: u64,
+    alive: usize,
+    patience: u64,
     /// What was found at the last look.
     view: View,
     /// How often who takes memory is held up twice as long, and how much was too much when that last changed.
@@ -152,6 +161,9 @@ impl Part {
             status: proc::opened(c"/proc/self/status"),
             next_count: 0,
             soonest: 0,
+            early: 0,
+            alive: 0,
+            patience: 1,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
             steps: 0,
             step_at: 0,
@@ -276,23 +288,34 @@ impl Part {
     fn count_in_time(&mut self, own: u64, now: u64) {
         let forks = fork::forks();
         let changed = || forks != self.forks || self.changed(own) > COUNT_AFTER;
-        let due = now >= self.next_count || now >= self.soonest && changed();
+        let others_changed = self.next_count != u64::MAX && self.alive != self.view.alive;
+        let due = now >= self.next_count
+            || now >= self.early && others_changed
+            || now >= self.soonest && changed();
         if !due {
             return;
         }
         // On a busy machine the time that passes says nothing about what the count costs.
         let spent = || sys::time(ClockId::ThreadCPUTime);
         let begun = spent();
-        let before = match self.found {
+        let then = self.found;
+        let before = match then {
             0 => u64::MAX,
             found => found.saturating_sub(self.changed(own)),
         };
-        (self.counted, self.forks) = ((own, self.faults()), forks);
+        (self.counted, self.forks, self.alive) = ((own, self.faults()), forks, self.view.alive);
         self.found = self.count();
         self.elsewhere = self.found.min(before);
         let cost = spent() - begun;
         self.soonest = now + COUNT_SHARE_AT_MOST * cost;
-        self.next_count = now + COUNT_EVERY.max(COUNT_SHARE * cost);
+        let rests = self.found.abs_diff(then) < COUNT_AFTER;
+        self.patience = if rests { (2 * self.patience).min(MOST_PATIENCE) } else { 1 };
+        let wait = COUNT_EVERY.max(COUNT_SHARE * cost);
+        (self.early, self.next_count) = (now + wait, now + self.patience * wait);
+        if self.found < FEW_LEFT {
+            // Nothing is, and nothing will be, before there is a fork.
+            (self.elsewhere, self.next_count) = (0, u64::MAX);
+        }
     }
 
     /// At most so many bytes that were shared at the last count are not any more: each copy on write is a fault that
