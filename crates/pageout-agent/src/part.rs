@@ -289,9 +289,8 @@ impl Part {
         let forks = fork::forks();
         let changed = || forks != self.forks || self.changed(own) > COUNT_AFTER;
         let others_changed = self.next_count != u64::MAX && self.alive != self.view.alive;
-        let due = now >= self.next_count
-            || now >= self.early && others_changed
-            || now >= self.soonest && changed();
+        let due =
+            now >= self.next_count || now >= self.early && others_changed || now >= self.soonest && changed();
         if !due {
             return;
         }

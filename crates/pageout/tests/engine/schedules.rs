@@ -752,7 +752,7 @@ fn what_is_huge_comes_back_huge_walk_after_walk() {
     let [scanned, taken, back] =
         [&stats.pgscan, &stats.pgsteal, &stats.workingset_refault_anon].map(|n| n.load(Relaxed));
     assert!(scanned >= taken, "{taken} pages taken, {scanned} looked at");
-    assert!(back >= whole as u64, "{back} of {whole} pages came back");
+    assert!(back >= whole, "{back} of {whole} pages came back");
     end(&world);
 }
 
