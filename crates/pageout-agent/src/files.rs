@@ -248,12 +248,14 @@ impl Eye {
         if rests {
             let scanned = engine.stats.pgscan.load(Ordering::Relaxed);
             let own = now.resident.saturating_sub(now.shared);
-            // All of the program's own had its turn; or hardly any of that is left.
-            let has_turned = scanned - self.turned >= own.max(now.resident / 8) as u64;
+            let time = engine.kernel.now();
+            // All of the program's own had its turn, as far as it goes by this count: a stream may go by many times meanwhile. Or hardly
+            // any of that is left.
+            let has_turned =
+                time >= self.next_turn && scanned - self.turned >= own.max(now.resident / 8) as u64;
             let over = now.resident.saturating_sub(allowance);
             let is_last = own < 2 * least.max(now.shared / 16) && over > WORTH;
             // What could not go may have been written to the disk since.
-            let time = engine.kernel.now();
             let is_due = is_last && (files.movable() + new >= over || time >= self.next_turn);
             let is_turn = has_turned || is_due;
             let is_new = new >= WORTH.max(now.shared / WORTH_SHARE) && files.is_full(now.resident);

@@ -73,6 +73,8 @@ const SERVERS: usize = 4;
 /// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
 /// often, if the count takes less than a hundredth of that: what grows then may be what cannot go.
 const COUNT_EVERY: u64 = 300_000_000;
+/// Between two it is at least so many times as long as one takes.
+const COUNT_SHARE: u64 = 50;
 /// By fewer bytes two counts may differ: rounds of evictors, huge frames, pages that are tried again.
 const LEAST_UNEXPLAINED: u64 = 4 << 20;
 /// How long (ns) what cannot go must have stayed as it is before the user is told.
@@ -531,7 +533,7 @@ impl Life {
         let close =
             over || self.unmanaged.saturating_sub(self.explained) >= self.worth().max(LEAST_UNEXPLAINED);
         let rest = if close { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
-        self.next_count = counted + rest.min(COUNT_EVERY);
+        self.next_count = counted + rest.min(COUNT_EVERY).max(COUNT_SHARE * (counted - now));
     }
 
     /// Looks for what is new, if mappings have changed, or seem to have, and it is time; `over`: so many bytes are too much.

@@ -120,12 +120,13 @@ pub struct Part {
     rollup: Option<OwnedFd>,
     stat: Option<OwnedFd>,
     status: Option<OwnedFd>,
-    /// When it is counted again (ns), when if much has changed, and when if processes have come or gone; how many there were at the
-    /// last count, and how many times as long as at first it is until the next.
+    /// When it is counted again (ns), when if much has changed, and when if much has with others; how many these were at the last
+    /// count, and what they had; and how many times as long as at first it is until the next.
     next_count: u64,
     soonest: u64,
     early: u64,
     alive: usize,
+    others: u64,
     patience: u64,
     /// What was found at the last look.
     view: View,
@@ -163,6 +164,7 @@ impl Part {
             soonest: 0,
             early: 0,
             alive: 0,
+            others: 0,
             patience: 1,
             view: View { others: 0, allowance: limit, smallest: smallest(limit, 1), processes: 1, alive: 1 },
             steps: 0,
@@ -288,7 +290,9 @@ impl Part {
     fn count_in_time(&mut self, own: u64, now: u64) {
         let forks = fork::forks();
         let changed = || forks != self.forks || self.changed(own) > COUNT_AFTER;
-        let others_changed = self.next_count != u64::MAX && self.alive != self.view.alive;
+        let much = (self.elsewhere / 4).max(COUNT_AFTER);
+        let others_changed = self.next_count != u64::MAX
+            && (self.alive != self.view.alive || self.others.abs_diff(self.view.others) > much);
         let due =
             now >= self.next_count || now >= self.early && others_changed || now >= self.soonest && changed();
         if !due {
@@ -302,12 +306,14 @@ impl Part {
             0 => u64::MAX,
             found => found.saturating_sub(self.changed(own)),
         };
-        (self.counted, self.forks, self.alive) = ((own, self.faults()), forks, self.view.alive);
+        (self.counted, self.forks) = ((own, self.faults()), forks);
+        (self.alive, self.others) = (self.view.alive, self.view.others);
         self.found = self.count();
         self.elsewhere = self.found.min(before);
         let cost = spent() - begun;
         self.soonest = now + COUNT_SHARE_AT_MOST * cost;
-        let rests = self.found.abs_diff(then) < COUNT_AFTER;
+        // Who has said that it ends may have its memory still.
+        let rests = !others_changed && self.found.abs_diff(then) < COUNT_AFTER;
         self.patience = if rests { (2 * self.patience).min(MOST_PATIENCE) } else { 1 };
         let wait = COUNT_EVERY.max(COUNT_SHARE * cost);
         (self.early, self.next_count) = (now + wait, now + self.patience * wait);

@@ -95,11 +95,16 @@ impl Scope {
         say(&mut CURRENT.lock().expect("nobody panics under the lock"), &Word::Made(made))
     }
 
-    /// Tells of something and makes it. A signal meanwhile waits: what comes to be after its undoing would stay.
+    /// Tells of something and makes it. A signal meanwhile waits: what comes to be after its undoing would stay. What could not be
+    /// made is not there to be undone; it may be somebody else's.
     pub fn make<T>(&self, made: Made, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut current = CURRENT.lock().expect("nobody panics under the lock");
-        say(&mut current, &Word::Made(made))?;
-        make()
+        say(&mut current, &Word::Made(made.clone()))?;
+        let done = make();
+        if done.is_err() {
+            say(&mut current, &Word::Gone(made))?;
+        }
+        done
     }
 
     /// Tells that something is gone by itself.

@@ -191,7 +191,9 @@ fn look_after(
     mut strays: Strays,
 ) -> Result<ExitStatus> {
     let (told, leaves, deserted) = (Vec::new(), None, None);
-    let mut watch = Watch { main, witness, begins: true, ended: None, told, leaves, deserted, said: false };
+    let parent = sys::parent();
+    let mut watch =
+        Watch { main, parent, witness, begins: true, ended: None, told, leaves, deserted, said: false };
     early.into_iter().for_each(|signal| watch.pass_on_early(signal));
     loop {
         if let Some(status) = watch.ended.filter(|_| watch.is_over(server, &strays)) {
@@ -203,6 +205,8 @@ fn look_after(
         for signal in iter::from_fn(|| signals.next()) {
             match watch.ended {
                 None => watch.pass_on(signal),
+                // It has sent it before it ended.
+                Some(_) if signal.sender == Some(watch.main) => watch.pass_on(signal),
                 // nohup(1) wants what was left to stay as well.
                 Some(_) if is_to_end(&signal) => {
                     watch.leave(Duration::ZERO, format!("ended by signal {}", signal.number));
@@ -225,6 +229,8 @@ fn look_after(
 /// What is known of the program, and of those that it leaves.
 struct Watch {
     main: i32,
+    /// Ours as the program began, if we had one.
+    parent: Option<i32>,
     witness: Option<Witness>,
     /// What is read came, or may have come, before the program was there.
     begins: bool,
@@ -296,8 +302,10 @@ impl Watch {
 
     /// A signal goes on to the program, unless it has got it.
     fn pass_on(&mut self, mut signal: Signal) {
-        // What it begins may know its parent's number too (a shell's `$PPID`), and may have ended when the signal is judged.
-        if signal.sender.is_some_and(|pid| tree::descends_from(pid, self.main)) {
+        // What it begins may know its parent's number too (a shell's `$PPID`), and may have ended when the signal is judged. To be ended
+        // is meant the program: our number is known as its own, too.
+        let is_from_below = |pid| pid != self.main && tree::descends_from(pid, self.main);
+        if signal.sender.is_some_and(is_from_below) && !is_to_end(&signal) && self.parent().is_some() {
             signal.sender = Some(self.main);
         }
         if !self.is_for_parent(&signal) {
@@ -324,10 +332,15 @@ impl Watch {
         signal.sender == Some(self.main) && std::process::id() != 1
     }
 
+    /// Who has started us. Who has those whose parents have ended, as the first process or a session's manager, has not.
+    fn parent(&self) -> Option<i32> {
+        self.parent.filter(|parent| sys::parent() == Some(*parent))
+    }
+
     /// One that was for us alone.
     fn send_on(&self, signal: Signal) {
         let program = Some(self.main).filter(|_| self.ended.is_none());
-        let to = if self.is_for_parent(&signal) { sys::parent() } else { program };
+        let to = if self.is_for_parent(&signal) { self.parent() } else { program };
         to.into_iter().for_each(|pid| signal.send_to(pid));
     }
 

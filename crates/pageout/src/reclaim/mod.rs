@@ -519,12 +519,17 @@ impl<K: Kernel> Engine<K> {
             // What has its place can go then; on a busy machine an evictor alone may be far behind.
             let helps = || self.is_far_over() && !self.few_have_places(self.budget.get());
             if !stuck || helps() {
-                if self.evict_directly(out, 2 * CHUNK) > 0 {
+                let left = self.evict_directly(out, 2 * CHUNK);
+                // Else it went back at once, for there was what was no memory among it.
+                if left > 0 && self.frames.ready_pages() > 0 {
                     return;
                 }
                 // Nothing small can go. Huge frames that wait, or a huge page, give their memory first.
-                if !stuck && self.frames.huge_ready() == 0 {
+                if left == 0 && !stuck && self.frames.huge_ready() == 0 {
                     self.evict_directly(out, MOST);
+                }
+                if left > 0 {
+                    return self.grow_frames();
                 }
             }
             self.drop_huge(1);

@@ -4,7 +4,7 @@
 //! nothing else may look at a word before this has run. Applying never waits for I/O and never
 //! touches managed memory.
 
-use super::{page_start, Change, Region, Regions, BLOCK, PAGE};
+use super::{Change, Region, Regions, BLOCK, PAGE, UNIT, UNIT_PAGES};
 use crate::engine::Engine;
 use crate::kernel::{Event, Kernel};
 use crate::page::{Tag, Word};
@@ -108,7 +108,7 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
         let before = block.resident;
         while index < stop {
             if block.unit(index).is_none() {
-                index = (index / super::UNIT_PAGES + 1) * super::UNIT_PAGES;
+                index = (index / UNIT_PAGES + 1) * UNIT_PAGES;
                 continue;
             }
             forget_page(engine, &mut block, index, &verb);
@@ -158,22 +158,24 @@ fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: 
         let last = (from + len).min(block_start + BLOCK);
         let mut at = first;
         while at < last {
-            let index = (at - block_start) / PAGE;
-            let (word, sum) = {
+            // A unit at a time, where it was: what is moved may be large, and all who fault wait meanwhile.
+            let end = last.min((at / UNIT + 1) * UNIT);
+            let mut pages = [(Word::default(), 0); UNIT_PAGES];
+            let pages = &mut pages[..(end - at) / PAGE];
+            {
                 let mut block = block.lock();
-                if block.unit(index).is_none() {
-                    at = (at / super::UNIT + 1) * super::UNIT;
-                    continue;
+                let index = (at - block_start) / PAGE;
+                if block.unit(index).is_some() {
+                    for (index, page) in (index..).zip(pages.iter_mut()) {
+                        let word = block.word(index);
+                        *page = (word, block.sum(index));
+                        block.set(index, word.forget());
+                        block.set_sum(index, 0);
+                    }
                 }
-                let (word, sum) = (block.word(index), block.sum(index));
-                block.set(index, word.forget());
-                block.set_sum(index, 0);
-                (word, sum)
-            };
-            if word.tag() != Tag::None {
-                settle_moved(engine, page_start(to + (at - from)), word, sum);
             }
-            at += PAGE;
+            settle_moved(engine, to + (at - from), pages);
+            at = end;
         }
         let mut block = block.lock();
         block.thinned = true;
@@ -184,28 +186,49 @@ fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: 
     }
 }
 
-/// Gives the page at its new place what was known of it at the old one.
-fn settle_moved<K: Kernel>(engine: &Engine<K>, at: usize, word: Word, sum: u128) {
+/// Gives pages at their new place, from `start` on, what was known of them at the old one: no more than of a unit.
+fn settle_moved<K: Kernel>(engine: &Engine<K>, start: usize, mut pages: &[(Word, u128)]) {
+    let mut at = start;
+    while !pages.is_empty() {
+        let here;
+        let in_unit = UNIT_PAGES - at / PAGE % UNIT_PAGES;
+        (here, pages) = pages.split_at(in_unit.min(pages.len()));
+        if here.iter().any(|(word, _)| word.tag() != Tag::None) {
+            settle_moved_in_unit(engine, at, here);
+        }
+        at += here.len() * PAGE;
+    }
+}
+
+/// The same of pages that are in one unit by now.
+fn settle_moved_in_unit<K: Kernel>(engine: &Engine<K>, at: usize, pages: &[(Word, u128)]) {
     let block_start = at & !(BLOCK - 1);
     let mut block = engine.space.block_or_new(at).lock();
-    let index = (at - block_start) / PAGE;
-    block.unit_or_new(index, &engine.space.spares);
-    forget_page(engine, &mut block, index, Word::forget);
-    let here = block.word(index);
-    match word.tag() {
-        // Its reader will find the old word changed, and drop what it read and its count of the slot.
-        // Here it must be possible to read it again: one more count.
-        Tag::Busy => {
-            engine.place.dup(word.payload(), 1);
-            block.set(index, here.moved_swapped(word));
+    let first = (at - block_start) / PAGE;
+    block.unit_or_new(first, &engine.space.spares);
+    for (index, (word, sum)) in (first..).zip(pages) {
+        if word.tag() == Tag::None {
+            continue;
         }
-        _ => block.set(index, here.moved(word)),
+        forget_page(engine, &mut block, index, Word::forget);
+        let here = block.word(index);
+        match word.tag() {
+            // Its reader will find the old word changed, and drop what it read and its count of the slot.
+            // Here it must be possible to read it again: one more count.
+            Tag::Busy => {
+                engine.place.dup(word.payload(), 1);
+                block.set(index, here.moved_swapped(*word));
+            }
+            _ => block.set(index, here.moved(*word)),
+        }
+        block.set_sum(index, *sum);
+        if word.tag() == Tag::Cached {
+            engine.frames.set_owner(word.payload() as u32, block_start + index * PAGE);
+        }
     }
-    block.set_sum(index, sum);
-    if word.tag() == Tag::Cached {
-        engine.frames.set_owner(word.payload() as u32, at);
-    }
-    if word.tag() == Tag::Resident {
-        engine.is_here(&mut block, block_start, index..index + 1);
+    let resident = |index: &usize| pages[*index].0.tag() == Tag::Resident;
+    if let Some(one) = (0..pages.len()).find(resident) {
+        let last = (0..pages.len()).rfind(resident).unwrap_or(one);
+        engine.is_here(&mut block, block_start, first + one..first + last + 1);
     }
 }

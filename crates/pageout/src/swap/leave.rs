@@ -82,12 +82,13 @@ impl<K: Kernel> Engine<K> {
         let mut block = block.lock();
         let block_start = unit_start & !(BLOCK - 1);
         let first = (unit_start - block_start) / PAGE;
-        let Some(mut leave) = self.chosen(out.placed_only, &mut block, block_start, first) else {
+        // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
+        let passes = want < MOST;
+        let Some(mut leave) = self.chosen(out.placed_only, passes, &mut block, block_start, first) else {
             return Left::Some;
         };
         if block.huge {
-            if want < MOST {
-                // A caller in a hurry (a fault) takes small ones; huge blocks wait for an evictor.
+            if passes {
                 if !self.huge_due.swap(true, Relaxed) {
                     self.kick();
                 }
@@ -161,7 +162,7 @@ impl<K: Kernel> Engine<K> {
             if !is_plain || !fits || !self.policy.lock().candidate_is(turn) {
                 break;
             }
-            let Some(pages) = self.chosen(out.placed_only, block, block_start, next) else { break };
+            let Some(pages) = self.chosen(out.placed_only, false, block, block_start, next) else { break };
             leave |= (pages as u64) << (units * UNIT_PAGES);
             units += 1;
         }
@@ -169,9 +170,11 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Which of its pages leave now that it is a unit's turn; none: it stays, or there is nothing.
+    /// `passes`: what is huge is not looked at now.
     fn chosen(
         &self,
         placed_only: bool,
+        passes: bool,
         block: &mut BlockState,
         block_start: usize,
         first: usize,
@@ -184,7 +187,12 @@ impl<K: Kernel> Engine<K> {
         }
         block.unpark(first);
         let (huge, is_held) = (block.huge, block.is_held(first));
-        Stats::add(&self.stats.pgscan, if huge { BLOCK_PAGES } else { UNIT_PAGES } as u64);
+        let looked_at = match (huge, passes) {
+            (false, _) => UNIT_PAGES,
+            (true, false) => BLOCK_PAGES,
+            (true, true) => 0,
+        };
+        Stats::add(&self.stats.pgscan, looked_at as u64);
         let is_pinned = self.is_pinned(unit_start);
         if huge && (is_pinned || is_held) {
             // The others of its block can leave.
