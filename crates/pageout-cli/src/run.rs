@@ -195,18 +195,20 @@ fn look_after(
     let mut watch =
         Watch { main, parent, witness, begins: true, ended: None, told, leaves, deserted, said: false };
     early.into_iter().for_each(|signal| watch.pass_on_early(signal));
+    let mut has_just_ended = false;
     loop {
-        if let Some(status) = watch.ended.filter(|_| watch.is_over(server, &strays)) {
+        // What it has sent right before its end is read first.
+        if let Some(status) = watch.ended.filter(|_| !has_just_ended && watch.is_over(server, &strays)) {
             return Ok(status);
         }
-        let timeout = watch.due_in().into_iter().chain([strays.due_in()]).min();
+        let at_once = has_just_ended.then_some(Duration::ZERO);
+        let timeout = at_once.into_iter().chain(watch.due_in()).chain([strays.due_in()]).min();
         server.serve(signals.as_fd(), timeout).context("serving")?;
         let looked = sys::since_boot();
         for signal in iter::from_fn(|| signals.next()) {
             match watch.ended {
                 None => watch.pass_on(signal),
-                // It has sent it before it ended.
-                Some(_) if signal.sender == Some(watch.main) => watch.pass_on(signal),
+                Some(_) if has_just_ended && watch.is_for_parent(&signal) => watch.send_on(signal),
                 // nohup(1) wants what was left to stay as well.
                 Some(_) if is_to_end(&signal) => {
                     watch.leave(Duration::ZERO, format!("ended by signal {}", signal.number));
@@ -215,7 +217,8 @@ fn look_after(
             }
         }
         watch.pass_on_judged(looked);
-        if watch.reap() {
+        has_just_ended = watch.reap();
+        if has_just_ended {
             strays.look_soon();
         }
         if strays.due_in().is_zero() {
@@ -305,10 +308,12 @@ impl Watch {
         // What it begins may know its parent's number too (a shell's `$PPID`), and may have ended when the signal is judged. To be ended
         // is meant the program: our number is known as its own, too.
         let is_from_below = |pid| pid != self.main && tree::descends_from(pid, self.main);
-        if signal.sender.is_some_and(is_from_below) && !is_to_end(&signal) && self.parent().is_some() {
+        let is_from_below = signal.sender.is_some_and(is_from_below);
+        if is_from_below && !is_to_end(&signal) {
             signal.sender = Some(self.main);
         }
-        if !self.is_for_parent(&signal) {
+        // What the program's own send to all of a group does not end us.
+        if !is_from_below && !self.is_for_parent(&signal) {
             self.note(&signal);
         }
         let is_ours = signal.sender.is_none() && is_for_us_alone(signal.number);
@@ -338,9 +343,13 @@ impl Watch {
     }
 
     /// One that was for us alone.
-    fn send_on(&self, signal: Signal) {
-        let program = Some(self.main).filter(|_| self.ended.is_none());
-        let to = if self.is_for_parent(&signal) { self.parent() } else { program };
+    fn send_on(&mut self, signal: Signal) {
+        let to = if self.is_for_parent(&signal) {
+            self.parent()
+        } else {
+            self.note(&signal);
+            Some(self.main).filter(|_| self.ended.is_none())
+        };
         to.into_iter().for_each(|pid| signal.send_to(pid));
     }
 

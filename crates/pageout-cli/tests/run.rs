@@ -1120,7 +1120,7 @@ fn what_the_program_tells_its_parent_comes_to_runs() {
         // It comes without run.
         "trap '' USR1; kill -USR1 0; sleep 0.3; exit 3",
         // Who wants to end the program by the number that starts it.
-        "trap 'kill -USR1 $PPID; exit 3' TERM; (kill -TERM $PPID; sleep 0.3); exit 4",
+        "trap 'kill -USR1 $PPID; exit 3' TERM; (kill -TERM $PPID; sleep 2); exit 4",
     ] {
         let mut parent = place.prepared("python3");
         parent.args(["-c", counts, env!("CARGO_BIN_EXE_pageout"), "run", "sh", "-c", script]);

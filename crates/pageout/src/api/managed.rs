@@ -149,6 +149,10 @@ unsafe impl Kernel for Managed {
         self.linux.next_mapped(start, end)
     }
 
+    fn refuses_pinned(&self) -> bool {
+        self.linux.refuses_pinned()
+    }
+
     fn counts_at_once(&self) -> bool {
         false
     }

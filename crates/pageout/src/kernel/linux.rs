@@ -42,6 +42,8 @@ pub struct Linux {
     lose_events: fn() -> bool,
     /// See [`Kernel::told_growths`].
     told: AtomicU32,
+    /// See [`Kernel::refuses_pinned`].
+    refuses_pinned: bool,
 }
 
 const NONE_TOLD: u32 = u32::MAX;
@@ -193,6 +195,15 @@ pub fn pagemap_scan(
     Ok((found, arg.walk_end as usize))
 }
 
+/// Is a release of Linux (`6.18.4-arch1`) as new as that?
+fn is_at_least(release: &[u8], version: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|byte| !byte.is_ascii_digit())
+        .map(|digits| core::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u32>().ok()));
+    let mut next = || numbers.next().flatten();
+    next().zip(next()).is_some_and(|found| found >= version)
+}
+
 /// The number in field `field` of a statm line, in pages.
 fn pages_of(statm: &[u8], field: usize) -> usize {
     let word = statm.split(|b| *b == b' ').nth(field).unwrap_or(b"");
@@ -339,6 +350,7 @@ impl Linux {
             are_ours: || true,
             lose_events: || false,
             told: AtomicU32::new(NONE_TOLD),
+            refuses_pinned: is_at_least(rustix::system::uname().release().to_bytes(), (6, 18)),
         })
     }
 
@@ -724,6 +736,10 @@ unsafe impl Kernel for Linux {
         query(&maps, at).map_or(true, |found| found.inode == 0 && found.vma_flags & SHARED == 0)
     }
 
+    fn refuses_pinned(&self) -> bool {
+        self.refuses_pinned
+    }
+
     fn unlock(&self, start: usize, len: usize) {
         // SAFETY: changes no content.
         let _ = unsafe { munlock(start as *mut _, len) };
@@ -889,6 +905,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn releases_are_compared_by_number() {
+        let is_new = |release: &str| is_at_least(release.as_bytes(), (6, 18));
+        assert!(is_new("6.18.0-rc1") && is_new("6.18+") && is_new("7.0") && is_new("6.100.2-generic"));
+        assert!(
+            !is_new("6.8.0-45-generic")
+                && !is_new("6.17.9")
+                && !is_new("5.19")
+                && !is_new("")
+                && !is_new("linux")
+        );
+    }
+
+    #[test]
     fn statm_is_read_by_field() {
         assert_eq!(pages_of(b"10 2 3 4 0 77 0\n", 1), 2);
         assert_eq!(pages_of(b"10 2 3 4 0 77 0\n", 5), 77);
@@ -1011,16 +1040,21 @@ mod tests {
         });
     }
 
-    #[test]
-    fn a_huge_page_and_a_hole() {
+    /// 2 MiB that nothing is in, as a frame is.
+    fn registered_block() -> Option<(Linux, usize)> {
         // SAFETY: gets addresses of our own mappings only.
         let Ok(kernel) = (unsafe { Linux::open() }) else {
             println!("skipped: no userfaultfd");
-            return;
+            return None;
         };
-        let base = reserve(2 * BLOCK);
-        let at = (base + BLOCK - 1) & !(BLOCK - 1);
+        let at = reserve(2 * BLOCK).next_multiple_of(BLOCK);
         kernel.register(at, BLOCK).unwrap();
+        Some((kernel, at))
+    }
+
+    #[test]
+    fn a_huge_page_and_a_hole() {
+        let Some((kernel, at)) = registered_block() else { return };
         let mut found = [Found::NONE; 4];
         assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         if kernel.make_huge(at).is_ok() {
@@ -1034,14 +1068,7 @@ mod tests {
 
     #[test]
     fn a_huge_page_that_cannot_be_had_leaves_a_locked_hole_empty() {
-        // SAFETY: gets addresses of our own mappings only.
-        let Ok(kernel) = (unsafe { Linux::open() }) else {
-            println!("skipped: no userfaultfd");
-            return;
-        };
-        let base = reserve(2 * BLOCK);
-        let at = (base + BLOCK - 1) & !(BLOCK - 1);
-        kernel.register(at, BLOCK).unwrap();
+        let Some((kernel, at)) = registered_block() else { return };
         // SAFETY: our own pages. As mlockall(MCL_CURRENT | MCL_ONFAULT) does it; where they end within the block none is huge.
         unsafe {
             rustix::mm::mlock_with(at as *mut _, BLOCK / 2, rustix::mm::MlockFlags::ONFAULT).unwrap();

@@ -225,6 +225,12 @@ pub unsafe trait Kernel: Send + Sync {
     /// The mapped pages of a range, at most `out.len()` runs; returns the runs and where it stopped.
     fn scan(&self, start: usize, end: usize, out: &mut [Found]) -> (usize, usize);
 
+    /// Does MOVE refuse a part of a huge page of which something is pinned (io_uring's buffers, RDMA)? Before Linux 6.18 it tries to
+    /// split that for ever.
+    fn refuses_pinned(&self) -> bool {
+        true
+    }
+
     /// Is [`Kernel::resident_pages`] what is there at that moment, and not at the last look?
     fn counts_at_once(&self) -> bool {
         true

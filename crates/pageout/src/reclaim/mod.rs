@@ -520,16 +520,16 @@ impl<K: Kernel> Engine<K> {
             let helps = || self.is_far_over() && !self.few_have_places(self.budget.get());
             if !stuck || helps() {
                 let left = self.evict_directly(out, 2 * CHUNK);
-                // Else it went back at once, for there was what was no memory among it.
-                if left > 0 && self.frames.ready_pages() > 0 {
+                if left > 0 {
+                    // What was no memory has taken it along, back to the kernel: as much may come.
+                    if out.gave_back && self.frames.ready_pages() == 0 {
+                        self.grow_frames();
+                    }
                     return;
                 }
                 // Nothing small can go. Huge frames that wait, or a huge page, give their memory first.
-                if left == 0 && !stuck && self.frames.huge_ready() == 0 {
+                if !stuck && self.frames.huge_ready() == 0 {
                     self.evict_directly(out, MOST);
-                }
-                if left > 0 {
-                    return self.grow_frames();
                 }
             }
             self.drop_huge(1);

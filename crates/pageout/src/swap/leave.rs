@@ -187,18 +187,18 @@ impl<K: Kernel> Engine<K> {
         }
         block.unpark(first);
         let (huge, is_held) = (block.huge, block.is_held(first));
-        let looked_at = match (huge, passes) {
+        let is_pinned = self.is_pinned(unit_start);
+        if huge && (is_pinned || is_held && self.kernel.refuses_pinned()) {
+            // The others of its block can leave. (What is held may be pinned by a device.)
+            block.became_split();
+            self.requeue_units(block, block_start);
+        }
+        let looked_at = match (block.huge, passes) {
             (false, _) => UNIT_PAGES,
             (true, false) => BLOCK_PAGES,
             (true, true) => 0,
         };
         Stats::add(&self.stats.pgscan, looked_at as u64);
-        let is_pinned = self.is_pinned(unit_start);
-        if huge && (is_pinned || is_held) {
-            // The others of its block can leave.
-            block.became_split();
-            self.requeue_units(block, block_start);
-        }
         if is_pinned {
             block.park(first, false);
             self.policy.lock().park(Turn::new((unit_start / UNIT) as u32, false));

@@ -69,6 +69,8 @@ pub struct Outgoing {
     pub(super) placed_only: bool,
     /// Pages that have no place yet.
     pub(super) unplaced: usize,
+    /// What left has gone back to the kernel, with what was no memory.
+    pub(crate) gave_back: bool,
 }
 
 /// Looks at each unit before it is said that nothing can go.
@@ -109,6 +111,7 @@ impl Outgoing {
             of_handler: false,
             placed_only: false,
             unplaced: 0,
+            gave_back: false,
         }
     }
 
@@ -148,6 +151,7 @@ impl<K: Kernel> Engine<K> {
     /// The same for a fault that helps itself: it asks for no memory, and touches none, so never waits for itself.
     pub(crate) fn evict_directly(&self, out: &mut Outgoing, want: usize) -> usize {
         out.memory = Memory::AtHand;
+        out.gave_back = false;
         let mut until = None;
         loop {
             let left = self.let_leave(out, want);
@@ -506,7 +510,7 @@ impl<K: Kernel> Engine<K> {
         if self.is_inline() {
             return 0;
         }
-        let mut dropped = 0;
+        let (mut dropped, mut gave_back) = (0, false);
         let pages = &out.pages;
         let mut stays = |first: u32, filled: usize| {
             let is_in = |page: &Out| page.fate == Fate::Zero && page.frame.wrapping_sub(first) < CHUNK as u32;
@@ -530,11 +534,12 @@ impl<K: Kernel> Engine<K> {
             }
             self.frames.dropped(first);
             self.budget.add(filled - zeros);
-            dropped += zeros;
+            (dropped, gave_back) = (dropped + zeros, true);
             false
         };
         out.chunks.retain(|first| stays(*first, CHUNK));
         out.chunk = out.chunk.filter(|(first, filled)| stays(*first, *filled));
+        out.gave_back |= gave_back;
         dropped
     }
 
