@@ -307,8 +307,7 @@ pub fn is_child() -> bool {
 pub struct Turn {
     mask: u64,
     /// Nobody was there to ask: where that is written down, and by which number.
-    unasked: Option<&'static AtomicU32>,
-    thread: u32,
+    unasked: Option<(&'static AtomicU32, u32)>,
     out: bool,
     amid: Option<&'static Amid>,
 }
@@ -332,7 +331,7 @@ impl Turn {
                 gate::say(gate::FREE);
                 TURN.pass_on();
             }
-            Some(place) => withdraw(place, self.thread),
+            Some((place, thread)) => withdraw(place, thread),
         }
         FORKS.fetch_add(1, Ordering::Relaxed);
         self.restore();
@@ -374,7 +373,7 @@ pub fn before() -> Option<Turn> {
     let unasked = announce(me);
     fence(Ordering::SeqCst);
     if keeper::active().is_none() {
-        return Some(Turn { mask, unasked: Some(unasked), thread: me, out: false, amid: None });
+        return Some(Turn { mask, unasked: Some((unasked, me)), out: false, amid: None });
     }
     // Not while it waits for its turn: who has the turn may wait for `attend`, which waits for this.
     withdraw(unasked, me);
@@ -383,7 +382,7 @@ pub fn before() -> Option<Turn> {
         return None;
     }
     let out = gate::ask(gate::ASKED) == gate::GRANTED_OUT;
-    Some(Turn { mask, unasked: None, thread: me, out, amid: None })
+    Some(Turn { mask, unasked: None, out, amid: None })
 }
 
 /// Writes down that a thread forks without asking, and says where.

@@ -530,8 +530,7 @@ impl Life {
         let counted = keeper.engine.kernel.now();
         let over = (seen.resident * PAGE) as u64 > allowance;
         // Or there seems to be more than was found.
-        let close =
-            over || self.unmanaged.saturating_sub(self.explained) >= self.worth().max(LEAST_UNEXPLAINED);
+        let close = over || self.unmanaged.saturating_sub(self.explained) >= self.worth_a_look();
         let rest = if close { 100 * (counted - now).max(COUNT_EVERY / 1500) } else { COUNT_EVERY };
         self.next_count = counted + rest.min(COUNT_EVERY).max(COUNT_SHARE * (counted - now));
     }
@@ -541,7 +540,7 @@ impl Life {
         let changes = keeper.engine.unmappings.load(Ordering::Relaxed).wrapping_add(wrap::mappings());
         let mappings = (seen.size, seen.data, changes);
         let rest = if over < self.worth() as i64 { SCAN_SHARE * self.scan_took } else { self.scan_took };
-        let is_explained = self.unexplained < self.worth().max(LEAST_UNEXPLAINED);
+        let is_explained = self.unexplained < self.worth_a_look();
         if mappings == self.scanned && is_explained || now < self.scan_ended + rest {
             return false;
         }
@@ -579,9 +578,9 @@ impl Life {
         Stats::set(&self.stats.unmanaged_bytes, bytes);
         // New memory that was not found yet is among it, but not twice.
         let before = core::mem::replace(&mut self.unmanaged, bytes);
-        self.explained = self.explained.min(bytes.max(before));
-        self.unexplained = bytes.min(before).saturating_sub(self.explained);
         let stays = bytes.min(before);
+        self.explained = self.explained.min(bytes.max(before));
+        self.unexplained = stays.saturating_sub(self.explained);
         let room = self.part.smallest();
         engine.give_way(((stays + room) as usize) / PAGE);
         let files = (seen.shared.saturating_sub(may_go) * PAGE) as u64;
@@ -699,6 +698,11 @@ impl Life {
     /// New memory of so many bytes is worth to be taken up.
     fn worth(&self) -> u64 {
         (self.settings.limit_bytes / GROWTH_SHARE).clamp(LEAST_GROWTH, MOST_GROWTH)
+    }
+
+    /// So many bytes more that cannot go are worth to look for areas that were not found.
+    fn worth_a_look(&self) -> u64 {
+        self.worth().max(LEAST_UNEXPLAINED)
     }
 
     /// Room for frames for memory that can be executed, once there is much of that. From here on it is found.

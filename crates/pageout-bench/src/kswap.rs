@@ -117,7 +117,6 @@ fn ram(scope: &Scope, size: Bytes) -> Result<Swap> {
     let at = std::env::temp_dir().join(format!("pageout-bench.{}.ramfs", std::process::id()));
     scope.made(Made::Dir(at.clone()))?;
     fs::create_dir(&at).with_context(|| format!("making {}", at.display()))?;
-    // Told before it is mounted: undoing a mount that is not there is no error.
     scope.make(Made::Mount(at.clone()), || {
         sys::mount_ramfs(&at).with_context(|| format!("mounting ramfs on {}", at.display()))
     })?;

@@ -2,8 +2,8 @@
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
 //! of signals while it lives: those that are sent to us alone go on to the program, or, from itself, which takes us for its
-//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other processes of the tree live on (daemons),
-//! we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
+//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other
+//! processes of the tree live on (daemons), we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
 //! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
 
 use std::collections::HashSet;
@@ -307,8 +307,8 @@ impl Watch {
     fn pass_on(&mut self, mut signal: Signal) {
         // What it begins may know its parent's number too (a shell's `$PPID`), and may have ended when the signal is judged. To be ended
         // is meant the program: our number is known as its own, too.
-        let is_from_below = |pid| pid != self.main && tree::descends_from(pid, self.main);
-        let is_from_below = signal.sender.is_some_and(is_from_below);
+        let is_below = |pid| pid != self.main && tree::descends_from(pid, self.main);
+        let is_from_below = signal.sender.is_some_and(is_below);
         if is_from_below && !is_to_end(&signal) {
             signal.sender = Some(self.main);
         }

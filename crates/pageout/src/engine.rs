@@ -617,7 +617,9 @@ impl<K: Kernel> Engine<K> {
             if !usage.queued && usage.evicted_at != 0 {
                 let pages = if huge { BLOCK_PAGES } else { UNIT_PAGES } as u64;
                 Stats::add(&self.stats.workingset_refault_anon, pages);
-                Stats::add(&self.stats.workingset_activate_anon, if soon { pages } else { 0 });
+                if soon {
+                    Stats::add(&self.stats.workingset_activate_anon, pages);
+                }
             }
         });
     }

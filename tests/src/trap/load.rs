@@ -1,11 +1,11 @@
 //! Pressure: memory that is written so that other memory has to leave.
 
 use super::span::{Span, BLOCK, PAGE};
-use super::sys;
-use super::{Outcome, Stop};
+use super::{ensure, sys, Outcome, Stop};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Memory written over and over; owned by one thread at a time.
 pub struct Ballast {
@@ -19,6 +19,16 @@ impl Ballast {
         let mut ballast = Ballast { span: sys::map(len / PAGE * PAGE)?, generation: 0 };
         ballast.walk()?;
         Ok(ballast)
+    }
+
+    /// Walks until a quarter of `field`, which is older, has left.
+    pub fn push_out(&mut self, field: Span) -> Outcome {
+        let since = Instant::now();
+        while sys::resident(field)? > field.pages() / 4 * 3 {
+            ensure!(since.elapsed() < Duration::from_secs(10), "nothing leaves");
+            self.walk()?;
+        }
+        Ok(())
     }
 
     /// Gives it up.

@@ -565,6 +565,22 @@ fn kill_guest_in_handler() -> Outcome {
     sys::unmap(stack)
 }
 
+/// A process that shares the memory, on a stack and with what it works on for itself alone, is killed after so many microseconds.
+fn kill_guest(
+    stack: Span,
+    main: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+    after: u64,
+) -> Outcome {
+    let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
+    // SAFETY: what it has it has for itself as long as it lives.
+    let guest = sys::ret("clone", unsafe { libc::clone(main, top, flags, argument) })?;
+    std::thread::sleep(Duration::from_micros(after));
+    // SAFETY: a child of ours, not waited for yet.
+    unsafe { libc::kill(guest, libc::SIGKILL) };
+    sys::wait_status(guest).map(drop)
+}
+
 /// Forks, past libc.
 extern "C" fn bare_forking_guest(_: *mut c_void) -> c_int {
     loop {
@@ -583,20 +599,12 @@ extern "C" fn bare_forking_guest(_: *mut c_void) -> c_int {
 fn guest_killed_early(ctx: &Ctx) -> Outcome {
     let (stack, mut dice) = (sys::map(256 << 10)?, Dice::new(9));
     for _ in 0..100 {
-        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
-        // SAFETY: the stack is the child's alone.
-        let guest =
-            sys::ret("clone", unsafe { libc::clone(bare_forking_guest, top, flags, std::ptr::null_mut()) })?;
-        std::thread::sleep(Duration::from_micros(1000 + dice.roll(4000) as u64));
-        // SAFETY: a child of ours, not waited for yet.
-        unsafe { libc::kill(guest, libc::SIGKILL) };
-        sys::wait_status(guest)?;
+        let after = 1000 + dice.roll(4000) as u64;
+        kill_guest(stack, bare_forking_guest, std::ptr::null_mut(), after)?;
     }
     let (field, mut ballast) = ctx.evicted()?;
-    let since = Instant::now();
-    while sys::under_pageout() && sys::resident(field)? > field.pages() / 4 * 3 {
-        ensure!(since.elapsed() < Duration::from_secs(10), "nothing leaves");
-        ballast.walk()?;
+    if sys::under_pageout() {
+        ballast.push_out(field)?;
     }
     field.check(1)
 }
@@ -607,11 +615,7 @@ fn forks_on(ctx: &Ctx) -> Outcome {
     field.fill(1);
     let mut ballast = Ballast::new(ctx.half())?;
     // More than comes home anyway.
-    let since = Instant::now();
-    while sys::resident(field)? > field.pages() / 4 * 3 {
-        ensure!(since.elapsed() < Duration::from_secs(10), "nothing leaves");
-        ballast.walk()?;
-    }
+    ballast.push_out(field)?;
     ballast.unmap()?;
     // SAFETY: has no conditions.
     sys::ret("kill", unsafe { libc::kill(libc::getppid(), libc::SIGKILL) })?;
@@ -643,15 +647,8 @@ fn guest_killed_maps(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(8);
     let deadline = ctx.deadline() + 3 * ctx.time;
     while Instant::now() < deadline {
-        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
-        // SAFETY: the stack is the child's alone; the span outlives it.
-        let guest = sys::ret("clone", unsafe {
-            libc::clone(mapping_guest, top, flags, (&raw const place) as *mut c_void)
-        })?;
-        std::thread::sleep(Duration::from_micros(5_000 + dice.roll(40_000) as u64));
-        // SAFETY: a child of ours, not waited for yet.
-        unsafe { libc::kill(guest, libc::SIGKILL) };
-        sys::wait_status(guest)?;
+        let after = 5_000 + dice.roll(40_000) as u64;
+        kill_guest(stack, mapping_guest, (&raw const place) as *mut c_void, after)?;
         // What is there no more is out for ever, where nobody heard of it: forks waited for it, or gave it to their child.
         if dice.roll(2) == 0 {
             let child = sys::fork(|| ballast.walk())?;
@@ -684,14 +681,7 @@ fn guest_killed_grows(ctx: &Ctx) -> Outcome {
     let (stack, room) = (sys::map(256 << 10)?, sys::map(2 << 20)?);
     sys::unmap(room.part(PAGE, room.len - PAGE))?;
     for after in (3_000..9_000).step_by(300) {
-        let (top, flags) = (stack.end() as *mut c_void, libc::CLONE_VM | libc::SIGCHLD);
-        // SAFETY: stack and mapping are the child's alone as long as it lives.
-        let guest =
-            sys::ret("clone", unsafe { libc::clone(growing_guest, top, flags, room.start as *mut c_void) })?;
-        std::thread::sleep(Duration::from_micros(after));
-        // SAFETY: a child of ours, not waited for yet.
-        unsafe { libc::kill(guest, libc::SIGKILL) };
-        sys::wait_status(guest)?;
+        kill_guest(stack, growing_guest, room.start as *mut c_void, after)?;
         if sys::is_mapped(room.part(PAGE, PAGE)) {
             sys::unmap(room.part(PAGE, PAGE))?;
         }

@@ -154,8 +154,8 @@ impl Builder {
 
     /// Adds a device: `PATH[,size=8G][,pri=5][,discard][,rotational]`, or `mem[,...]` for memory of the
     /// process that does not count. A file that is not there is made and unlinked at once; one that is there must be empty, or
-    /// hold nothing that was written, or carry the signature of `mkswap`, and have mode 0600, and does not grow unless it is empty; an empty one is empty again at the end, but not where the
-    /// process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
+    /// hold nothing that was written, or carry the signature of `mkswap`, and have mode 0600, and does not grow unless it is
+    /// empty; an empty one is empty again at the end, but not where the process ends before the last handle and region are dropped, as those in a `static` are not: then it holds what was in
     /// memory, and is refused the next time (`mkswap` makes it fit again). What lies
     /// behind the room that `mkswap` was told of is left alone, and others must not be able to write to its directory, as to
     /// `/tmp`. Its room counts in whole 64 MiB, one at least. Devices of higher priority are used first. At most 63.

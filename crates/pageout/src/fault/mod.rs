@@ -233,10 +233,11 @@ impl Server {
         let over = || !self.inline && engine.budget.get() < 0;
         // What lies ready goes before what is in use.
         while over() && engine.room() >= 2 * ROOM && engine.drop_small(CHUNK) > 0 {}
-        if over() || engine.room() < ROOM {
+        let is_short = || over() || engine.room() < ROOM;
+        if is_short() {
             engine.credit();
         }
-        if (over() || engine.room() < ROOM) && !engine.is_stuck() {
+        if is_short() && !engine.is_stuck() {
             let left = engine.evict_directly(&mut self.incoming.outgoing, ROOM as usize);
             if over() {
                 engine.drop_small(left);

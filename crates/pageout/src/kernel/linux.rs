@@ -907,14 +907,8 @@ mod tests {
     #[test]
     fn releases_are_compared_by_number() {
         let is_new = |release: &str| is_at_least(release.as_bytes(), (6, 18));
-        assert!(is_new("6.18.0-rc1") && is_new("6.18+") && is_new("7.0") && is_new("6.100.2-generic"));
-        assert!(
-            !is_new("6.8.0-45-generic")
-                && !is_new("6.17.9")
-                && !is_new("5.19")
-                && !is_new("")
-                && !is_new("linux")
-        );
+        assert!(["6.18.0-rc1", "6.18+", "7.0", "6.100.2-generic"].into_iter().all(is_new));
+        assert!(!["6.8.0-45-generic", "6.17.9", "5.19", "", "linux"].into_iter().any(is_new));
     }
 
     #[test]

@@ -660,9 +660,8 @@ impl Simulated {
             // SAFETY: memory of this simulation.
             unsafe { core::ptr::write_bytes(self.address(index) as *mut u8, JUNK, PAGE) };
         }
-        let (mapping, registered, marked) = (page.mapping, page.registered, page.marked);
-        let (writable, executable, advised) = (page.writable, page.executable, page.advised);
-        *page = Page { mapping, registered, marked, writable, executable, advised, ..Page::default() };
+        (page.present, page.zeros, page.lazy) = (false, false, false);
+        (page.poisoned, page.pinned, page.shared) = (false, false, false);
     }
 
     /// Does a page take memory? One of zeros that the engine has written to does.

@@ -421,14 +421,16 @@ impl<K: Kernel> Engine<K> {
         let _regions = self.events.read();
         let at = self.frames.address(chunk.frame);
         let filled = chunk.count as usize;
-        // Some may be no memory ([`Engine::drop_zeros`]).
-        let zeros = if filled > 0 { self.kernel.count_zeros(at, filled * PAGE) } else { 0 };
-        if chunk.count > 0 && self.drop_frames(at, CHUNK * PAGE).is_err() {
-            self.frames.executable_left(chunk);
-            return false;
+        if filled > 0 {
+            // Some may be no memory ([`Engine::drop_zeros`]).
+            let zeros = self.kernel.count_zeros(at, filled * PAGE);
+            if self.drop_frames(at, CHUNK * PAGE).is_err() {
+                self.frames.executable_left(chunk);
+                return false;
+            }
+            self.budget.add(filled - zeros);
         }
         self.frames.executable_dropped(chunk.frame);
-        self.budget.add(filled - zeros);
         true
     }
 
@@ -504,7 +506,11 @@ impl<K: Kernel> Engine<K> {
     /// A fault found too few filled frames: takes new memory if there is room, else lets a few pages leave (direct
     /// reclaim), else goes over the limit, since the program must go on. No lock held.
     pub(crate) fn make_frames(&self, out: &mut Outgoing) {
-        if self.budget.get() < CHUNK as i64 && !(self.credit() && self.budget.get() >= CHUNK as i64) {
+        let is_short = || self.budget.get() < CHUNK as i64;
+        if is_short() {
+            self.credit();
+        }
+        if is_short() {
             self.kick();
             self.small_wanted.store(true, Relaxed);
             self.stalls();

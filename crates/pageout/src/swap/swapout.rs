@@ -505,12 +505,12 @@ impl<K: Kernel> Engine<K> {
 
     /// Gives chunks with frames that hold the kernel's page of zeros back to the kernel: these are no memory, and would take some
     /// when they are written to. Memory has it that was only read before it was taken up. How many frames. No lock held.
-    pub(crate) fn drop_zeros(&self, out: &mut Outgoing) -> usize {
+    fn drop_zeros(&self, out: &mut Outgoing) -> usize {
         // Regions are registered before they are read.
         if self.is_inline() {
             return 0;
         }
-        let (mut dropped, mut gave_back) = (0, false);
+        let mut dropped = 0;
         let pages = &out.pages;
         let mut stays = |first: u32, filled: usize| {
             let is_in = |page: &Out| page.fate == Fate::Zero && page.frame.wrapping_sub(first) < CHUNK as u32;
@@ -534,12 +534,12 @@ impl<K: Kernel> Engine<K> {
             }
             self.frames.dropped(first);
             self.budget.add(filled - zeros);
-            (dropped, gave_back) = (dropped + zeros, true);
+            dropped += zeros;
             false
         };
         out.chunks.retain(|first| stays(*first, CHUNK));
         out.chunk = out.chunk.filter(|(first, filled)| stays(*first, *filled));
-        out.gave_back |= gave_back;
+        out.gave_back |= dropped > 0;
         dropped
     }
 
