@@ -58,7 +58,8 @@ enum State {
     Lent,
 }
 
-/// Is it code that is not this library's? In that a fork's child begins, and nobody forks there who does not ask.
+/// Is it code that is not this library's? In that a fork's child begins, and nobody forks there who does not ask. Nor the engine's
+/// memory: a child has its own where this lies.
 pub fn is_code(area: &Area<'_>) -> bool {
     // All of it: who opens a page of it to write a jump there has cut it into several.
     let own = wrap::own().contains(&area.start);
@@ -66,6 +67,7 @@ pub fn is_code(area: &Area<'_>) -> bool {
     // addresses of programs.
     let grows = [&b"[stack]"[..], b"[heap]"].contains(&area.name);
     let is = area.permissions.get(2) == Some(&b'x') && !own && !grows && !area.name.starts_with(b"[v");
+    let is = is && !memory::is_own(area.start, area.end);
     if is && area.is_anonymous() {
         IS_MADE.store(true, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
-use super::load::{together, Churn, Dice};
+use super::load::{together, Ballast, Churn, Dice};
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
@@ -120,6 +120,8 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("fork-asm-beside", "the same beside forks that ask", fork_asm_beside).may_log(),
     Trap::new("fork-code", "forks while code comes and goes, and data come where it was", fork_code)
         .may_log(),
+    Trap::new("fork-code-made", "forks that fork, with memory that can be executed", fork_code_made)
+        .may_log(),
     Trap::new("fork-code-moves", "forks while memory that is code, or was, moves and grows", fork_code_moves),
     Trap::new("fork-code-files", "code of files: written to, deleted, replaced, and forks", fork_code_files),
     Trap::new("fork-mdwe", "forks where nothing may become code that was none", fork_mdwe).may_log(),
@@ -177,6 +179,35 @@ fn fork_holes(ctx: &Ctx) -> Outcome {
         hole.check(generation)?;
     }
     field.check(1)
+}
+
+/// Of memory that can be executed a child has what its parent has; what is there besides the program's is no child's.
+fn fork_code_made(ctx: &Ctx) -> Outcome {
+    const GENERATIONS: usize = 3;
+    let made = || {
+        let is_made = |line: &str| line.contains(" rwxp ") && line.split_whitespace().count() == 5;
+        Ok::<_, Stop>(sys::mappings(is_made)?.iter().map(|span| span.len).sum::<usize>())
+    };
+    fn next(ctx: &Ctx, field: Span, left: usize, made: &dyn Fn() -> Result<usize, Stop>) -> Outcome {
+        let mut ballast = Ballast::new(ctx.half())?;
+        ballast.walk()?;
+        let most = made()?;
+        let child = sys::fork(|| {
+            let inherited = made()?;
+            ensure!(inherited <= most, "{inherited} bytes that can be executed, {most} in the parent");
+            field.check(1)?;
+            if left > 0 {
+                next(ctx, field, left - 1, made)?;
+            }
+            Ok(())
+        })?;
+        sys::wait_for(child, 0)?;
+        field.check(1)
+    }
+    let field = sys::map_aligned(ctx.half(), BLOCK)?;
+    sys::protect(field, sys::RW | libc::PROT_EXEC)?;
+    field.fill(1);
+    next(ctx, field, GENERATIONS, &made)
 }
 
 /// As khugepaged may: where nothing is mapped, a huge page that is made has zeros. What is out is not mapped, and in a child
