@@ -68,6 +68,8 @@ const MOST_GROWTH: u64 = 16 << 20;
 const SCAN_SHARE: u64 = 8;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
 const LARGEST_STACK: usize = 64 << 20;
+/// From the page of a thread's control block on so much is its descriptor's.
+const ABOVE_BLOCK: usize = 2 * PAGE;
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
 const SERVERS: usize = 4;
 /// How often what cannot go is counted, in ns: it takes a look at every block. Over the limit up to 15 times as
@@ -446,6 +448,9 @@ impl Life {
             }
         }
         kernel.set_probe(probe);
+        if !kernel.frees_tables() {
+            kernel.set_attic(need(memory::map(BLOCK, BLOCK)));
+        }
         let config = Config {
             pins: Some(&exit::PINS),
             limit_pages: limit_pages as i64,
@@ -655,13 +660,17 @@ impl Life {
         let mut stacks = exit::control_blocks();
         stacks.sort_unstable();
         let (takes_small, mut small) = (self.takes_small, 0);
+        // A stack ends above its thread's control block; what lies there has become one mapping with it.
+        let beyond_stacks = |(start, end): (usize, usize)| {
+            let last = stacks[..stacks.partition_point(|block| *block < end)].last();
+            let stack = last.filter(|block| **block >= start && end - start <= LARGEST_STACK);
+            (stack.map_or(start, |block| (block & !(PAGE - 1)) + ABOVE_BLOCK), end)
+        };
         let mut refused = |start: usize, end: usize| {
-            let first = stacks.partition_point(|block| *block < start);
-            let is_stack =
-                end - start <= LARGEST_STACK && stacks.get(first).is_some_and(|block| *block < end);
-            let is_small = end - start < SMALLEST_AREA;
-            small += if is_small && !is_stack { end - start } else { 0 };
-            is_stack || is_small && !takes_small
+            let (from, _) = beyond_stacks((start, end));
+            let is_small = end.saturating_sub(from) < SMALLEST_AREA;
+            small += if is_small && from == start { end - start } else { 0 };
+            is_small && (from != start || !takes_small)
         };
         // Read by the kernel: it may be unmapped meanwhile, or its file be cut.
         let bss_end_of = |at, file_end| {
@@ -685,7 +694,7 @@ impl Life {
                 return;
             }
             *executable += if area.is_executable() { area.end - area.start } else { 0 };
-            let found = walk.step(&area, &mut refused, bss_end_of);
+            let found = walk.step(&area, &mut refused, bss_end_of).map(beyond_stacks);
             let beyond = found.map(|(start, end)| match own.start < end {
                 true => (start.max(own_end), end),
                 false => (start, end),

@@ -25,6 +25,7 @@ pub const TRAPS: &[Trap] = &[
         thread_places_cpuset,
     ),
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
+    Trap::new("stacks-beside", "memory that is one mapping with the stacks of threads", stacks_beside),
     Trap::new("threads-gone", "what was pinned for threads may leave when they have gone", threads_gone),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
@@ -391,6 +392,44 @@ fn stacks_left(ctx: &Ctx) -> Outcome {
     let all = areas.len() * part / PAGE;
     ensure!(!sys::under_pageout() || there < all / 2, "{there} of {all} pages stay in memory");
     areas.iter().try_for_each(|area| area.check(1))
+}
+
+/// What has the same advice as a stack and lies above it becomes one mapping with it.
+fn stacks_beside(ctx: &Ctx) -> Outcome {
+    extern "C" fn rest(shared: *mut c_void) -> *mut c_void {
+        // SAFETY: what is shared outlives its threads.
+        let shared = unsafe { &*shared.cast::<Shared>() };
+        while shared.right.load(Ordering::SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::ptr::null_mut()
+    }
+    const THREADS: usize = 8;
+    let len = (ctx.half() / THREADS).next_multiple_of(BLOCK);
+    let shared = Shared::new(Span::new(0, 0));
+    let (mut areas, mut threads) = (Vec::new(), Vec::new());
+    for _ in 0..THREADS {
+        let area = sys::map(len)?;
+        sys::advise(area, libc::MADV_NOHUGEPAGE)?;
+        areas.push(area);
+        threads.push(start(None, rest, &shared)?);
+    }
+    let lines = sys::mappings(|line| line.contains(" rw-p "))?;
+    let merged =
+        areas.iter().filter(|area| lines.iter().any(|line| line.end() == area.end() && line.len > len));
+    if merged.count() < THREADS / 2 {
+        return Err(Stop::Skip("this kernel keeps stacks apart from what lies above them".into()));
+    }
+    areas.iter().for_each(|area| area.fill(1));
+    let mut ballast = Ballast::new(ctx.half())?;
+    ballast.walk()?;
+    ballast.walk()?;
+    let there: usize = areas.iter().map(|area| sys::resident(*area).unwrap_or(0)).sum();
+    let all = areas.len() * len / PAGE;
+    ensure!(!sys::under_pageout() || there < all / 2, "{there} of {all} pages stay in memory");
+    areas.iter().try_for_each(|area| area.check(1))?;
+    shared.right.store(1, Ordering::SeqCst);
+    threads.into_iter().try_for_each(finish)
 }
 
 /// What the kernel touches when a thread ends stays until it has, and no longer: elsewhere as well as where the next begins.
