@@ -24,6 +24,9 @@ const WAITING: u32 = 1;
 const READY: u32 = 2;
 const LOST: u32 = 3;
 static HEIR: AtomicU32 = AtomicU32::new(NONE);
+/// Not private: Linux 6.17, and 6.18 up to 6.18.32, forget who waits so when the process makes its first thread, as the keeper does
+/// meanwhile.
+const HEIR_FLAGS: futex::Flags = futex::Flags::empty();
 
 /// Threads that ask take turns.
 static TURN: Baton = Baton::new();
@@ -179,7 +182,7 @@ pub fn inherit() {
         match HEIR.load(Ordering::SeqCst) {
             READY => break,
             WAITING if patience > 0 && keeper::is_there() => {
-                sys::wait_a_tenth(&HEIR, WAITING, futex::Flags::PRIVATE);
+                sys::wait_a_tenth(&HEIR, WAITING, HEIR_FLAGS);
                 patience -= 1;
             }
             _ => {
@@ -220,7 +223,7 @@ pub fn lost() {
 
 fn tell_heir(what: u32) {
     HEIR.store(what, Ordering::SeqCst);
-    let _ = futex::wake(&HEIR, futex::Flags::PRIVATE, 1);
+    let _ = futex::wake(&HEIR, HEIR_FLAGS, 1);
 }
 
 /// Starts the child's keeper; false: there is none.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use pageout::api::{reason, Bytes, Spec};
-use pageout::kernel::NEEDED;
+use pageout::kernel::{HugePages, NEEDED};
 use pageout::wire::DEVICES;
 use pageout_uffd::Uffd;
 
@@ -140,23 +140,25 @@ fn huge_pages(findings: &mut Findings) {
     if !Path::new("/sys/kernel").exists() {
         return findings.weak(what, "not to be seen, so not used", "mount -t sysfs sysfs /sys");
     }
-    let modes = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    match chosen(&modes) {
-        Some(mode @ ("always" | "madvise")) => {
-            findings.good(what, format!("{mode}: large memory goes and comes in pieces of 2M"))
+    let place = Path::new("/sys/kernel/mm/transparent_hugepage");
+    let mode = match HugePages::now() {
+        HugePages::Always => "always",
+        HugePages::Asked => "madvise",
+        HugePages::Never if !place.exists() => {
+            return findings.weak(what, "not in this kernel", "use one with CONFIG_TRANSPARENT_HUGEPAGE=y");
         }
-        Some("never") => findings.weak(
-            what,
-            "never: all swapping is in small pieces",
-            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        ),
-        _ => findings.weak(what, "not in this kernel", "use one with CONFIG_TRANSPARENT_HUGEPAGE=y"),
-    }
-}
-
-/// The word in brackets: `always [madvise] never`.
-fn chosen(modes: &str) -> Option<&str> {
-    modes.split_once('[')?.1.split_once(']').map(|(mode, _)| mode)
+        HugePages::Never => {
+            // Each size has a word of its own, which may be to do as is said of all.
+            let said = fs::read_to_string(place.join("hugepages-2048kB/enabled")).unwrap_or_default();
+            let (word, file) = match said.contains("[never]") {
+                true => ("inherit", "hugepages-2048kB/enabled"),
+                false => ("madvise", "enabled"),
+            };
+            let remedy = format!("as root: echo {word} > {}", place.join(file).display());
+            return findings.weak(what, "never: all swapping is in small pieces", remedy);
+        }
+    };
+    findings.good(what, format!("{mode}: large memory goes and comes in pieces of 2M"))
 }
 
 fn io_uring(findings: &mut Findings) {
@@ -245,10 +247,4 @@ fn swap(findings: &mut Findings, config: &Config) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds_the_chosen_mode() {
-        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
-        assert_eq!(chosen(""), None);
-    }
 }

@@ -52,7 +52,7 @@ pub struct Config {
     pub max_order: u8,
     /// Huge pages.
     pub swapin: Swapin,
-    /// Huge frames can be had (`transparent_hugepage/enabled` is not `never`).
+    /// Huge frames can be had ([`HugePages`](crate::kernel::HugePages) are not forbidden).
     pub huge: bool,
     /// A chunk of mapped zeros of the engine's own ([`CHUNK`](crate::frame::CHUNK) pages).
     pub zeros: usize,
@@ -174,6 +174,9 @@ pub struct Engine<K: Kernel> {
     pub(crate) rest_until: AtomicU64,
     /// Until when (ns) no block is made huge again, because that took long.
     pub(crate) mend_after: AtomicU64,
+    /// How often in a row no huge page could be had, and until when none is asked for.
+    pub(crate) huge_failed: AtomicU32,
+    pub(crate) huge_after: AtomicU64,
     /// Pages that the program has given up since that was last counted; see [`Engine::credit`].
     pub(crate) given_up: AtomicUsize,
     /// Others have touched holes among the frames, and may have filled them.
@@ -250,6 +253,8 @@ impl<K: Kernel> Engine<K> {
             stuck_until: AtomicU64::new(0),
             rest_until: AtomicU64::new(0),
             mend_after: AtomicU64::new(0),
+            huge_failed: AtomicU32::new(0),
+            huge_after: AtomicU64::new(0),
             given_up: AtomicUsize::new(0),
             touched: AtomicBool::new(false),
             unlock_after: AtomicU64::new(0),

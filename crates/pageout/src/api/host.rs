@@ -164,7 +164,7 @@ struct Host {
     /// Discarding it raises an event, which wakes the server.
     bell: usize,
     /// Dropped after the engine.
-    _memory: [Mapping; 4],
+    _memory: [Mapping; 5],
 }
 
 impl Host {
@@ -192,6 +192,7 @@ impl Host {
         let small = map(frames * PAGE)?;
         let large = map(huge * BLOCK)?;
         let probe = map(2 * PAGE)?;
+        let attic = map(BLOCK)?;
         let trunks = Box::new(Trunks::of(&devices));
         let cpus = thread::available_parallelism().map_or(1, |n| n.get());
         let devices = devices.into_iter().map(|opened| (opened.config, opened.device));
@@ -211,6 +212,7 @@ impl Host {
             })?;
         }
         linux.set_probe(probe.start());
+        linux.set_attic(attic.start());
 
         let config = Config {
             pins: None,
@@ -240,7 +242,7 @@ impl Host {
             know: AtomicUsize::new(0),
             dozing: AtomicBool::new(false),
             bell: probe.start() + PAGE,
-            _memory: [zeros, small, large, probe],
+            _memory: [zeros, small, large, probe, attic],
         })
     }
 

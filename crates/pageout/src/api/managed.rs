@@ -153,6 +153,10 @@ unsafe impl Kernel for Managed {
         self.linux.refuses_pinned()
     }
 
+    fn frees_tables(&self) -> bool {
+        self.linux.frees_tables()
+    }
+
     fn counts_at_once(&self) -> bool {
         false
     }

@@ -12,6 +12,10 @@ use crate::sync::atomic::Ordering::Relaxed;
 use core::ops::Range;
 use rustix::io::Errno;
 
+/// Where the kernel had no huge page so often in a row, it is asked again after so long (ns).
+const IN_VAIN: u32 = 4;
+const ASKED_AGAIN: u64 = 100_000_000;
+
 /// Where zeros for a fault come from.
 #[expect(
     clippy::large_enum_variant,
@@ -257,14 +261,25 @@ impl<K: Kernel> Engine<K> {
         huge
     }
 
+    /// May the kernel have a huge page? Where there are none (its memory is in pieces, or the program has said
+    /// PR_SET_THP_DISABLE) it is not asked for each block.
+    pub(crate) fn may_have_huge(&self) -> bool {
+        self.kernel.now() >= self.huge_after.load(Relaxed)
+    }
+
     /// A new huge frame of zeros, if there is room below the limit.
     pub(crate) fn new_huge(&self) -> Option<u32> {
-        if !self.take_room(BLOCK_PAGES) {
+        if !self.may_have_huge() || !self.take_room(BLOCK_PAGES) {
             return None;
         }
         let made = self.frames.take_huge_hole().filter(|huge| {
             let made = self.kernel.make_huge(self.frames.huge_address(*huge)).is_ok();
-            if !made {
+            if made {
+                self.huge_failed.store(0, Relaxed);
+            } else {
+                if self.huge_failed.fetch_add(1, Relaxed) + 1 >= IN_VAIN {
+                    self.huge_after.store(self.kernel.now() + ASKED_AGAIN, Relaxed);
+                }
                 self.frames.huge_emptied(*huge);
             }
             made

@@ -3,7 +3,7 @@
 use super::{Event, Fault, Found, Growth, Kernel};
 use crate::call::call;
 use crate::space::{BLOCK, PAGE};
-use crate::sync::{timeout, Backoff};
+use crate::sync::{timeout, Backoff, Lock, LockClass};
 use core::fmt;
 use core::sync::atomic::{
     AtomicU32,
@@ -19,6 +19,7 @@ use rustix::fs::{access, open, Access, Mode, OFlags};
 use rustix::io::{pread, Errno};
 use rustix::mm::{madvise, mprotect, msync, munlock, Advice, MprotectFlags, MsyncFlags};
 use rustix::process::Pid;
+use rustix::system::uname;
 use rustix::thread::{nanosleep, sched_getaffinity, sched_setaffinity, sched_yield, CpuSet};
 use rustix::time::Timespec;
 
@@ -44,11 +45,21 @@ pub struct Linux {
     told: AtomicU32,
     /// See [`Kernel::refuses_pinned`].
     refuses_pinned: bool,
+    /// See [`Kernel::frees_tables`].
+    frees_tables: bool,
+    /// Before Linux 6.14 two calls that MOVE pages of one large folio may try for ever, each because of the other. Blocks need not
+    /// keep them apart: `mremap` may have brought it to where it lies in two.
+    tangles: bool,
+    taking: Lock<()>,
+    /// A block of the engine's to put page tables in that the kernel does not free; 0: none.
+    attic: usize,
 }
+
+static TAKING_LOCKS: LockClass = LockClass::new();
 
 const NONE_TOLD: u32 = u32::MAX;
 
-/// The administrator's word about huge pages: /sys/kernel/mm/transparent_hugepage/enabled.
+/// The administrator's word about huge pages of 2 MiB, in /sys/kernel/mm/transparent_hugepage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
     /// Nobody gets any.
@@ -60,16 +71,24 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// What holds now; without the file there are none.
+    /// What holds now; without the files there are none.
     pub fn now() -> Self {
+        // Since Linux 6.8 each size has a word of its own, which may be to do as is said of all.
+        let size = c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled";
+        let all = c"/sys/kernel/mm/transparent_hugepage/enabled";
+        [size, all].into_iter().find_map(Self::said_in).unwrap_or(Self::Never)
+    }
+
+    /// The word in brackets: `always [madvise] never`.
+    fn said_in(file: &core::ffi::CStr) -> Option<Self> {
         let mut text = [0u8; 64];
-        let read = open(c"/sys/kernel/mm/transparent_hugepage/enabled", OFlags::RDONLY, Mode::empty())
-            .and_then(|file| pread(&file, &mut text, 0));
-        let chosen = text[..read.unwrap_or(0)].split(|byte| *byte == b'[').nth(1).unwrap_or(b"never");
-        match chosen[0] {
-            b'a' => Self::Always,
-            b'm' => Self::Asked,
-            _ => Self::Never,
+        let file = open(file, OFlags::RDONLY, Mode::empty()).ok()?;
+        let n = pread(&file, &mut text, 0).ok()?;
+        match text[..n].split(|byte| *byte == b'[').nth(1)?.first()? {
+            b'a' => Some(Self::Always),
+            b'm' => Some(Self::Asked),
+            b'n' => Some(Self::Never),
+            _ => None,
         }
     }
 }
@@ -144,6 +163,9 @@ impl Statm {
 
 /// Runs that one PAGEMAP_SCAN returns at most.
 const SCAN_RUNS: usize = 64;
+
+/// The kernel's page of zeros in private memory of no file. Before Linux 6.16 the huge one is told by not being anonymous only.
+const ZEROS: u32 = raw::PAGE_IS_PFNZERO | raw::PAGE_IS_FILE;
 
 /// PROCMAP_QUERY: `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: usize = 0xc068_6611;
@@ -350,7 +372,11 @@ impl Linux {
             are_ours: || true,
             lose_events: || false,
             told: AtomicU32::new(NONE_TOLD),
-            refuses_pinned: is_at_least(rustix::system::uname().release().to_bytes(), (6, 18)),
+            refuses_pinned: is_at_least(uname().release().to_bytes(), (6, 18)),
+            frees_tables: is_at_least(uname().release().to_bytes(), (6, 14)),
+            tangles: !is_at_least(uname().release().to_bytes(), (6, 14)),
+            taking: Lock::new((), &TAKING_LOCKS),
+            attic: 0,
         })
     }
 
@@ -398,6 +424,24 @@ impl Linux {
     /// Names the page that probes for unread events: registered, mapped and touched, for good.
     pub fn set_probe(&mut self, page: usize) {
         self.probe = page;
+    }
+
+    /// Names 2 MiB, aligned, of the engine's own memory that nobody uses: what the kernel leaves behind of huge frames goes there.
+    pub fn set_attic(&mut self, block: usize) {
+        self.attic = block;
+    }
+
+    /// Takes the empty page table from a huge frame that is all holes, and not registered: where small pages have been, MOVE splits
+    /// what comes, and no huge page is given. What is mapped stays as it is. It goes by `mremap`, which takes the table along,
+    /// and frees the one of last time.
+    fn clear_table(&self, at: usize) {
+        if self.frees_tables || self.attic == 0 {
+            return;
+        }
+        let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
+        // Where it is refused the table stays.
+        // SAFETY: both are the engine's, nothing is in the one, and nobody uses the other.
+        let _ = unsafe { call(raw::__NR_mremap, [at, BLOCK, BLOCK, how as usize, self.attic, 0]) };
     }
 
     /// The registration, for who keeps it alive.
@@ -611,7 +655,10 @@ unsafe impl Kernel for Linux {
         if self.loses_events() && !self.is_registered(from, from + len) {
             return Err(Partial { done: 0, errno: Errno::INVAL });
         }
-        self.move_pages(frames, from, len, false)
+        let one_at_a_time = (self.tangles && len < BLOCK).then(|| self.taking.lock());
+        let taken = self.move_pages(frames, from, len, false);
+        drop(one_at_a_time);
+        taken
     }
 
     fn copy(&self, to: usize, from: usize, len: usize, wake: bool) -> Result<(), Partial> {
@@ -740,6 +787,10 @@ unsafe impl Kernel for Linux {
         self.refuses_pinned
     }
 
+    fn frees_tables(&self) -> bool {
+        self.frees_tables
+    }
+
     fn unlock(&self, start: usize, len: usize) {
         // SAFETY: changes no content.
         let _ = unsafe { munlock(start as *mut _, len) };
@@ -788,7 +839,7 @@ unsafe impl Kernel for Linux {
         let runs = &mut runs[..out.len().min(SCAN_RUNS)];
         // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
         let there = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
-        let told = raw::PAGE_IS_HUGE | raw::PAGE_IS_PFNZERO;
+        let told = raw::PAGE_IS_HUGE | ZEROS;
         let sought = Sought { any: there, told, ..Sought::default() };
         let mut found = pagemap_scan(&self.pagemap, (start, end), sought, runs);
         if let Err(Errno::BADF | Errno::NOTTY) = found {
@@ -816,7 +867,7 @@ unsafe impl Kernel for Linux {
 
     fn count_zeros(&self, start: usize, len: usize) -> usize {
         const RUNS: usize = 32;
-        let sought = Sought { any: raw::PAGE_IS_PFNZERO, ..Sought::default() };
+        let sought = Sought { any: ZEROS, ..Sought::default() };
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];
         let (mut at, mut count) = (start, 0);
         while at < start + len {
@@ -830,7 +881,7 @@ unsafe impl Kernel for Linux {
     }
 
     fn holds_zeros(&self, start: usize, len: usize) -> bool {
-        let sought = Sought { none: raw::PAGE_IS_PFNZERO, any: raw::PAGE_IS_PRESENT, ..Sought::default() };
+        let sought = Sought { none: ZEROS, any: raw::PAGE_IS_PRESENT, ..Sought::default() };
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; 1];
         pagemap_scan(&self.pagemap, (start, start + len), sought, &mut found).is_ok_and(|(n, _)| n == 0)
     }
@@ -845,6 +896,9 @@ unsafe impl Kernel for Linux {
         self.uffd.unregister(at, len)?;
         // SAFETY: frames belong to the engine.
         let dropped = unsafe { madvise(at as *mut _, len, Advice::LinuxDontNeed) };
+        if dropped.is_ok() && len == BLOCK {
+            self.clear_table(at);
+        }
         self.register_again(at, len);
         dropped
     }
@@ -864,8 +918,11 @@ unsafe impl Kernel for Linux {
             // Locked, too (mlockall). Where that is refused (a filter of a thread that answers itself) it is emptied when it
             // is needed.
             // SAFETY: as above.
-            let _ =
+            let emptied =
                 unsafe { call(raw::__NR_madvise, [at, BLOCK, raw::MADV_DONTNEED_LOCKED as usize, 0, 0, 0]) };
+            if emptied.is_ok() {
+                self.clear_table(at);
+            }
         }
         self.register_again(at, BLOCK);
         if whole {
@@ -1058,6 +1115,34 @@ mod tests {
             assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         }
         assert!(kernel.resident_pages() > 0);
+    }
+
+    /// Before Linux 6.14 the page table of the small pages would stay, and no huge page would fit any more.
+    #[test]
+    fn a_huge_frame_that_was_split_takes_a_huge_page_again() {
+        let Some((mut kernel, at)) = registered_block() else { return };
+        kernel.set_attic(reserve(2 * BLOCK).next_multiple_of(BLOCK));
+        let to = reserve(2 * BLOCK).next_multiple_of(BLOCK);
+        kernel.register(to, BLOCK).unwrap();
+        let mut found = [Found::NONE; 1];
+        for _ in 0..3 {
+            if kernel.make_huge(at).is_err() {
+                println!("skipped: no huge page to be had");
+                return;
+            }
+            kernel.move_pages(to, at, PAGE, false).unwrap();
+            kernel.drop_frames(at, BLOCK).unwrap();
+            kernel.drop_frames(to, BLOCK).unwrap();
+            kernel.make_huge(to).unwrap();
+            kernel.move_pages(at, to, BLOCK, false).unwrap();
+            assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 1);
+            assert!(found[0].huge && found[0].end - found[0].start == BLOCK);
+            kernel.drop_frames(at, BLOCK).unwrap();
+        }
+        // Nothing of what goes there is lost to others.
+        kernel.copy(at, [7u8; PAGE].as_ptr() as usize, PAGE, false).unwrap();
+        // SAFETY: mapped.
+        assert_eq!(unsafe { (at as *const u8).read() }, 7);
     }
 
     #[test]

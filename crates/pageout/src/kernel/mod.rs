@@ -231,6 +231,12 @@ pub unsafe trait Kernel: Send + Sync {
         true
     }
 
+    /// Does the page table of a block go with the pages, when all of it is discarded? Since Linux 6.14; where a table is, no huge page
+    /// comes in whole.
+    fn frees_tables(&self) -> bool {
+        true
+    }
+
     /// Is [`Kernel::resident_pages`] what is there at that moment, and not at the last look?
     fn counts_at_once(&self) -> bool {
         true

@@ -323,7 +323,7 @@ impl<K: Kernel> Engine<K> {
     /// Turns filled frames of the size that nobody asks for into the other. Both ways the memory goes back to
     /// the kernel first: the limit holds.
     fn convert(&self, budget: i64) -> bool {
-        if self.huge_wanted.swap(false, Relaxed) && self.frames.huge_ready() < 2 {
+        if self.huge_wanted.swap(false, Relaxed) && self.frames.huge_ready() < 2 && self.may_have_huge() {
             let short = BLOCK_PAGES as i64 - budget;
             if short > 0 && self.drop_small(short as usize) < short as usize {
                 return false;
@@ -346,14 +346,15 @@ impl<K: Kernel> Engine<K> {
         self.stalls();
         let made = |huge: u32| self.frames.huge_filled(huge);
         for _ in 0..HUGE_TRIES {
+            let may = self.may_have_huge();
             let short = (BLOCK_PAGES as i64 - self.budget.get()).max(0) as usize;
-            if short <= self.frames.ready_pages() {
+            if may && short <= self.frames.ready_pages() {
                 self.drop_small(short);
             }
             if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
                 return true;
             }
-            if self.is_stuck() || self.evict_directly(out, MOST) == 0 {
+            if self.is_stuck() || self.evict_directly(out, MOST) == 0 || !may {
                 break;
             }
         }

@@ -23,7 +23,9 @@ pub(crate) fn apply<K: Kernel>(
     }
     match event {
         Event::Fault(_) => {}
-        Event::Remove { start, end } => forget(engine, start, end, Word::discard),
+        Event::Remove { start, end } => {
+            forget(engine, start, end, !engine.kernel.frees_tables(), Word::discard)
+        }
         Event::Unmap { start, end } => {
             regions.remove(start, end);
             let is_out = |tag| matches!(tag, Tag::Cached | Tag::Swapped | Tag::Busy | Tag::Gone);
@@ -35,8 +37,8 @@ pub(crate) fn apply<K: Kernel>(
                 let (begin, to) = mapping.unwrap_or((end, end));
                 let (from, to) = (begin.clamp(at, end), to.min(end));
                 let growths = if begin < whole { None } else { growths };
-                forget(engine, at, from, Word::forget);
-                forget(engine, from, to, |word| word.unmap(growths));
+                forget(engine, at, from, false, Word::forget);
+                forget(engine, from, to, false, |word| word.unmap(growths));
                 at = to;
             }
         }
@@ -69,7 +71,7 @@ impl<K: Kernel> Engine<K> {
                 for Region { start, end } in untold {
                     self.unmappings.fetch_add(1, Relaxed);
                     regions.remove(start, end);
-                    forget(self, start, end, Word::forget);
+                    forget(self, start, end, false, Word::forget);
                 }
                 return;
             }
@@ -94,8 +96,14 @@ fn change(event: Event, number: u64) -> Option<Change> {
 }
 
 /// The pages of a range are the program's no more: their slots are free, and a frame that still holds one
-/// is free once its writer notices.
-fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn(Word) -> Word) {
+/// is free once its writer notices. `keeps_tables`: where small pages were, no huge one can come in whole.
+fn forget<K: Kernel>(
+    engine: &Engine<K>,
+    start: usize,
+    end: usize,
+    keeps_tables: bool,
+    verb: impl Fn(Word) -> Word,
+) {
     if start >= end {
         return;
     }
@@ -117,8 +125,8 @@ fn forget<K: Kernel>(engine: &Engine<K>, start: usize, end: usize, verb: impl Fn
         engine.given_up.fetch_add((before - block.resident) as usize, Relaxed);
         block.thinned = true;
         if to - from == BLOCK {
-            // The page tables of what is unmapped go with it, and since Linux 6.14 those of what is discarded.
-            (block.huge, block.table, block.splits) = (false, false, 0);
+            (block.huge, block.splits) = (false, 0);
+            block.table &= keeps_tables;
         }
         if split {
             block.became_split();
@@ -147,7 +155,7 @@ fn forget_page<K: Kernel>(
 /// told or not: the kernel puts nothing where something is.
 fn remap<K: Kernel>(engine: &Engine<K>, regions: &mut Regions, from: usize, to: usize, len: usize) {
     regions.remove(to, to + len);
-    forget(engine, to, to + len, Word::forget);
+    forget(engine, to, to + len, false, Word::forget);
     let moved: alloc::vec::Vec<Region> = regions.within(from, from + len).collect();
     regions.remove(from, from + len);
     for Region { start, end } in moved {
