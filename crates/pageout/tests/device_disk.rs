@@ -4,7 +4,7 @@ mod device_support;
 
 use device_support::{c, read, round_trip, write_all, Memory, Scratch, MIB};
 use pageout::api::Found;
-use pageout::device::{Access, Device, Errno, FileDevice, FileOptions, FileSystem, Kind, Queue, Run, PAGE};
+use pageout::device::{Access, Device, Errno, FileDevice, FileOptions, FileSystem, Queue, Run, PAGE};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -160,7 +160,7 @@ fn block_devices_work_and_end() {
     assert_eq!((found.is_block_device, found.len, found.header), (true, size, Some(size)));
     assert!(Found::open(&link).unwrap_err().starts_with("in use"));
     let device = FileDevice::from_fd(found.file.into(), FileOptions::default()).unwrap();
-    assert_eq!((device.kind(), device.access(), device.size()), (Kind::Block, Access::Direct, Ok(size)));
+    assert_eq!((device.access(), device.size()), (Access::Direct, Ok(size)));
     round_trip(&device);
     let memory = Memory::filled(2 * PAGE, 23);
     assert_eq!(read(&device, memory.run(0, size - PAGE as u64, 2 * PAGE)), Err(Errno::NXIO));

@@ -8,7 +8,7 @@
 
 use super::error::MOST_BYTES;
 use super::process::Process;
-use crate::device::{Device, Kind, Run};
+use crate::device::{Device, Run};
 use crate::space::{BLOCK, PAGE};
 use core::ffi::{c_void, CStr};
 use core::mem::transmute;
@@ -165,17 +165,11 @@ impl MemoryDevice {
 }
 
 impl Device for MemoryDevice {
-    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
-        let from = self.find(run.at, run.len)?;
-        // SAFETY: ours to read, and the caller's to write.
-        unsafe { core::ptr::copy_nonoverlapping(from as *const u8, run.address as *mut u8, run.len) };
-        Ok(())
-    }
-
     unsafe fn read_vectored(&self, mut at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
         for &(address, len) in parts {
-            // SAFETY: the caller's promise.
-            unsafe { self.read(Run { at, address, len })? };
+            let from = self.find(at, len)?;
+            // SAFETY: ours to read, and the caller's to write.
+            unsafe { core::ptr::copy_nonoverlapping(from as *const u8, address as *mut u8, len) };
             at += len as u64;
         }
         Ok(())
@@ -194,10 +188,6 @@ impl Device for MemoryDevice {
         let start = self.find(at, len as usize)?;
         // SAFETY: nobody reads what is discarded.
         unsafe { mm::madvise(start as *mut _, len as usize, Advice::LinuxDontNeed) }
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Memory
     }
 
     fn is_for_handlers(&self) -> bool {

@@ -7,7 +7,7 @@
 //! Rules are looked up under a lock that is not held across I/O or a delay. Reads take it too, so this
 //! device is not fit for signal handlers.
 
-use super::{Device, Errno, FileDevice, Kind, OpenError, Run};
+use super::{Device, Errno, FileDevice, OpenError, Run};
 use crate::sync::{Lock, LockClass};
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -16,7 +16,7 @@ use rustix::thread::{nanosleep, NanosleepRelativeResult, Timespec};
 /// What a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// [`Device::read`] and [`Device::read_vectored`].
+    /// [`Device::read_vectored`].
     Read,
     /// Each run of [`Device::write_batch`].
     Write,
@@ -186,11 +186,6 @@ fn sleep(time: Duration) {
 }
 
 impl<D: Device> Device for FaultyDevice<D> {
-    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
-        unsafe { self.read_vectored(run.at, &[(run.address, run.len)]) }
-    }
-
     unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
         let len: usize = parts.iter().map(|part| part.1).sum();
         let (mut left, answer) = match self.fate(Operation::Read, at, len as u64) {
@@ -204,7 +199,7 @@ impl<D: Device> Device for FaultyDevice<D> {
         for &(address, len) in parts {
             let len = len.min(left);
             // SAFETY: the caller's promise.
-            unsafe { self.inner.read(Run { at: place, address, len }) }?;
+            unsafe { self.inner.read_vectored(place, &[(address, len)]) }?;
             place += len as u64;
             left -= len;
         }
@@ -225,9 +220,5 @@ impl<D: Device> Device for FaultyDevice<D> {
             Some(Fault::TearSilently) => self.inner.discard(at, len / 2),
             Some(Fault::Delay(_)) | None => self.inner.discard(at, len),
         }
-    }
-
-    fn kind(&self) -> Kind {
-        self.inner.kind()
     }
 }

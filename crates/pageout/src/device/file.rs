@@ -7,7 +7,7 @@
 
 use super::batch::{Plan, BATCH};
 use super::uring::{After, Uring};
-use super::{filesystem::FileSystem, open, raw, Device, Errno, Kind, OpenError, Run, PAGE};
+use super::{filesystem::FileSystem, open, raw, Device, Errno, OpenError, Run, PAGE};
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Lock, LockClass};
 use core::ffi::CStr;
@@ -58,7 +58,7 @@ pub enum Access {
 /// thread is another file, or none, in the program's.
 pub struct FileDevice {
     fd: OwnedFd,
-    kind: Kind,
+    is_block: bool,
     access: Access,
     queue: Queue,
     ring: Lock<Ring>,
@@ -89,14 +89,13 @@ impl FileDevice {
     /// not looked at: that was for whoever opened it.
     pub fn from_fd(fd: OwnedFd, options: FileOptions) -> Result<Self, OpenError> {
         let status = fs::fstat(&fd)?;
-        let kind = match FileType::from_raw_mode(status.st_mode) {
-            FileType::RegularFile => Kind::File,
-            FileType::BlockDevice => Kind::Block,
+        let is_block = match FileType::from_raw_mode(status.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
             _ => return Err(OpenError::NotAFile),
         };
         // A block device's own file system is that of /dev: memory, which says nothing of the disk.
-        let in_memory = kind == Kind::File && FileSystem::of_file(&fd)?.in_memory;
-        let kind = if in_memory && status.st_nlink == 0 { Kind::Memory } else { kind };
+        let in_memory = !is_block && FileSystem::of_file(&fd)?.in_memory;
         let direct = options.direct && !in_memory && go_direct(fd.as_fd())?;
         let access = if direct { Access::Direct } else { Access::Buffered };
         let queue = match options.queue {
@@ -107,7 +106,7 @@ impl FileDevice {
         let ring = if queue { Ring::Wanted } else { Ring::None };
         Ok(Self {
             fd,
-            kind,
+            is_block,
             access,
             queue: options.queue,
             ring: Lock::new(ring, &RING_LOCKS),
@@ -200,7 +199,7 @@ impl fmt::Debug for FileDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileDevice")
             .field("fd", &self.fd)
-            .field("kind", &self.kind)
+            .field("is_block", &self.is_block)
             .field("access", &self.access)
             .finish_non_exhaustive()
     }
@@ -213,11 +212,6 @@ impl AsFd for FileDevice {
 }
 
 impl Device for FileDevice {
-    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
-        unsafe { raw::read_all(self.fd.as_fd(), run.at, &[(run.address, run.len)]) }
-    }
-
     unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         unsafe { raw::read_all(self.fd.as_fd(), at, parts) }
@@ -245,11 +239,7 @@ impl Device for FileDevice {
     }
 
     fn discard(&self, at: u64, len: u64) -> Result<(), Errno> {
-        open::discard(&self.fd, self.kind == Kind::Block, at, len)
-    }
-
-    fn kind(&self) -> Kind {
-        self.kind
+        open::discard(&self.fd, self.is_block, at, len)
     }
 }
 

@@ -8,8 +8,8 @@
 //!
 //! # Threads
 //!
-//! A device is shared by all engine threads. `read` and `read_vectored` take no lock, allocate nothing,
-//! do not panic, use no thread-local state and make raw system calls only, so they may run in a signal
+//! A device is shared by all engine threads. `read_vectored` takes no lock, allocates nothing,
+//! does not panic, uses no thread-local state and makes raw system calls only, so it may run in a signal
 //! handler. `write_batch` may take the device's own lock, which it holds across I/O: it is for engine
 //! threads, never for a handler. Every call must be made by a thread whose file table holds the device's
 //! descriptors. A device that [is for handlers](Device::is_for_handlers) has neither.
@@ -58,36 +58,17 @@ pub struct Run {
     pub len: usize,
 }
 
-/// What a device is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Kind {
-    /// A regular file.
-    File,
-    /// A block device: a partition, a disk, zram.
-    Block,
-    /// Memory that does not count as the process's own.
-    Memory,
-}
-
 /// A place for pages. The module's documentation has the thread rules and what the errors mean.
 pub trait Device: Send + Sync {
-    /// Reads `run.len` bytes, all or an error; after an error the memory holds anything.
+    /// Reads the device's bytes from `at` on into `parts` (address and length of each, multiples of
+    /// [`PAGE`]), one after the other, in one I/O where there are at most 1024 parts. All or an error,
+    /// after which the memory holds anything.
     ///
     /// Safe to call in a signal handler. A place never written, within the device, may read as zeros:
     /// whoever owns the slots must not ask for it.
     ///
     /// # Safety
-    /// The memory of `run` belongs to the caller, is writable, and is no Rust object's.
-    unsafe fn read(&self, run: Run) -> Result<(), Errno>;
-
-    /// Reads the device's bytes from `at` on into `parts` (address and length of each, multiples of
-    /// [`PAGE`]), one after the other, in one I/O where there are at most 1024 parts. All or an error.
-    ///
-    /// Safe to call in a signal handler.
-    ///
-    /// # Safety
-    /// As for [`read`](Self::read), for every part.
+    /// The memory of every part belongs to the caller, is writable, and is no Rust object's.
     unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno>;
 
     /// Writes many runs, several at a time, neighbours on the device as one I/O, and says of each how
@@ -105,9 +86,6 @@ pub trait Device: Send + Sync {
     ///
     /// What is read there afterwards is anything. Advice: `OPNOTSUPP` says that the device cannot.
     fn discard(&self, at: u64, len: u64) -> Result<(), Errno>;
-
-    /// What the device is made of.
-    fn kind(&self) -> Kind;
 
     /// May any thread use it, whatever its file table, and write in a signal handler too?
     fn is_for_handlers(&self) -> bool {

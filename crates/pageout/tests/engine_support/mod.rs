@@ -7,7 +7,7 @@ pub mod program;
 pub mod schedule;
 
 use pageout::device::faulty::{FaultyDevice, Operation};
-use pageout::device::{Device, Errno, FileDevice, Kind, Run};
+use pageout::device::{Device, Errno, FileDevice, Run};
 use pageout::engine::{Config, Engine, Key, Swapin};
 use pageout::fault::Server;
 use pageout::frame::{Frames, CHUNK, EXECUTABLE};
@@ -130,10 +130,6 @@ impl Hooked {
 }
 
 impl Device for Hooked {
-    unsafe fn read(&self, run: Run) -> Result<(), Errno> {
-        unsafe { self.read_vectored(run.at, &[(run.address, run.len)]) }
-    }
-
     unsafe fn read_vectored(&self, at: u64, parts: &[(usize, usize)]) -> Result<(), Errno> {
         self.record(Operation::Read, at, parts.iter().map(|(_, len)| len).sum());
         self.others();
@@ -157,10 +153,6 @@ impl Device for Hooked {
         let result = self.inner.discard(at, len);
         self.others();
         result
-    }
-
-    fn kind(&self) -> Kind {
-        self.inner.kind()
     }
 
     fn is_for_handlers(&self) -> bool {
