@@ -24,7 +24,7 @@ use pageout::reclaim::files::{FileUnit, FileUnits, Seen};
 use pageout::space::discover::{mounted, Area, DeviceNumber};
 use pageout::space::{BLOCK, PAGE, UNIT, UNIT_PAGES};
 use pageout::stats::Stats;
-use pageout::sync::{Bell, Lock, LockClass, FOREVER};
+use pageout::sync::{Bell, Lock, FOREVER, OTHER_LOCKS};
 use rustix::fs::{Access, AtFlags};
 
 /// Runs of pages that are looked for at once.
@@ -105,10 +105,9 @@ pub struct Files {
 impl Files {
     /// Nothing is mapped.
     pub fn new() -> Self {
-        static LOCKS: LockClass = LockClass::new();
         Self {
-            found: Lock::new(None, &LOCKS),
-            names: Lock::new(Vec::new(), &LOCKS),
+            found: Lock::new(None, &OTHER_LOCKS),
+            names: Lock::new(Vec::new(), &OTHER_LOCKS),
             asked: AtomicU32::new(NONE),
             bell: Bell::new(),
             left: AtomicUsize::new(0),

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pageout::engine::Engine;
 use pageout::kernel::Linux;
 use pageout::stats::{Stats, STATS_BYTES};
-use pageout::sync::{Bell, Lock, LockClass};
+use pageout::sync::{Bell, Lock, OTHER_LOCKS};
 use pageout::wire::{Kind, Message, BYE_ASIDE};
 use rustix::event::Timespec;
 use rustix::fd::AsFd;
@@ -92,13 +92,11 @@ pub struct Keeper {
 impl Keeper {
     /// There for good.
     pub fn new(engine: Engine<Linux>, link: &'static Link, code: Code) -> &'static Self {
-        static BEQUEST_LOCKS: LockClass = LockClass::new();
-        static CODE_LOCKS: LockClass = LockClass::new();
         Box::leak(Box::new(Self {
             engine,
             link,
-            bequests: Lock::new(Vec::new(), &BEQUEST_LOCKS),
-            code: Lock::new(code, &CODE_LOCKS),
+            bequests: Lock::new(Vec::new(), &OTHER_LOCKS),
+            code: Lock::new(code, &OTHER_LOCKS),
             clearing: Bell::new(),
             is_short: AtomicBool::new(false),
             queue: Queue::new(),

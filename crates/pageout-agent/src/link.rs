@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use pageout::swap::Lessor;
-use pageout::sync::{Lock, LockClass};
+use pageout::sync::{Lock, OTHER_LOCKS};
 use pageout::wire::{Kind, Message, Settings, ANY_USER, BYE_STOP, DEVICES, NONE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,8 +17,6 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-
-static LINK_LOCKS: LockClass = LockClass::new();
 
 /// The connection.
 pub struct Link {
@@ -64,8 +62,8 @@ impl Link {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let kept = Lock::new(Vec::with_capacity(32), &LINK_LOCKS);
-        let link = Self { socket, turn: Lock::new((), &LINK_LOCKS), kept, deaf: AtomicBool::new(false) };
+        let kept = Lock::new(Vec::with_capacity(32), &OTHER_LOCKS);
+        let link = Self { socket, turn: Lock::new((), &OTHER_LOCKS), kept, deaf: AtomicBool::new(false) };
         let hello = Message::new(Kind::Hello, program as u64, 0, pageout::wire::VERSION);
         link.send(&hello, None)?;
         let mut fds: [Option<OwnedFd>; MOST_FDS] = Default::default();

@@ -11,7 +11,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{null_mut, NonNull};
 use pageout::space::{BLOCK, PAGE};
 use pageout::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use pageout::sync::{Lock, LockClass};
+use pageout::sync::{Lock, OTHER_LOCKS};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -32,7 +32,7 @@ static RESERVED: AtomicUsize = AtomicUsize::new(0);
 static STEP: AtomicUsize = AtomicUsize::new(0);
 
 /// What of the reservations nobody has.
-static FREE: Lock<Free> = Lock::new(Free::NONE, &HEAP_LOCKS);
+static FREE: Lock<Free> = Lock::new(Free::NONE, &OTHER_LOCKS);
 
 /// A page that says 1 in the address space it was made for, and 0 in that of a fork's child, however it came about. Outside
 /// the reservation, which such a child does not get; it stays where it is from before `main` on.
@@ -325,8 +325,7 @@ struct Heap {
 // SAFETY: plain addresses, guarded by the lock around the heap.
 unsafe impl Send for Heap {}
 
-static HEAP_LOCKS: LockClass = LockClass::new();
-static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &HEAP_LOCKS);
+static HEAP: Lock<Heap> = Lock::new(Heap::EMPTY, &OTHER_LOCKS);
 
 impl Heap {
     const EMPTY: Heap = Heap { free: [null_mut(); CLASSES], chunk: 0, left: 0 };
@@ -388,9 +387,9 @@ pub fn reset() {
     RANGES_USED.store(0, Ordering::Relaxed);
     // SAFETY: the child has one thread; whoever held a lock is not in it.
     unsafe {
-        (&raw const FREE).cast_mut().write(Lock::new(Free::NONE, &HEAP_LOCKS));
+        (&raw const FREE).cast_mut().write(Lock::new(Free::NONE, &OTHER_LOCKS));
         let heap: *const Lock<Heap> = &raw const HEAP;
-        heap.cast_mut().write(Lock::new(Heap::EMPTY, &HEAP_LOCKS));
+        heap.cast_mut().write(Lock::new(Heap::EMPTY, &OTHER_LOCKS));
     }
 }
 

@@ -23,7 +23,7 @@ use crate::space::{
 use crate::stats::Stats;
 use crate::swap::Place;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use crate::sync::{Bell, Lock, LockClass, RwLock, Wait};
+use crate::sync::{Bell, Lock, RwLock, Wait, OTHER_LOCKS};
 use alloc::vec::Vec;
 use core::ops::Range;
 use rustix::io::Errno;
@@ -193,8 +193,6 @@ pub struct Engine<K: Kernel> {
     grown_from: AtomicUsize,
 }
 
-static POLICY_LOCKS: LockClass = LockClass::new();
-
 /// How often, and for how long each time, who is about to raise an event waits for those that wait for one to be over.
 const PAUSES: usize = 16;
 const PAUSE: rustix::thread::Timespec = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
@@ -220,7 +218,7 @@ impl<K: Kernel> Engine<K> {
             frames,
             place,
             events: RwLock::new(Regions::default()),
-            policy: Lock::new(policy, &POLICY_LOCKS),
+            policy: Lock::new(policy, &OTHER_LOCKS),
             stats,
             budget: Budget::new(),
             limit_pages: AtomicI64::new(config.limit_pages),
@@ -232,8 +230,8 @@ impl<K: Kernel> Engine<K> {
             splits: AtomicU32::new(0),
             mend: AtomicUsize::new(0),
             huge_due: AtomicBool::new(false),
-            pending: Lock::new(Pending::new(), &POLICY_LOCKS),
-            leader: Lock::new((), &POLICY_LOCKS),
+            pending: Lock::new(Pending::new(), &OTHER_LOCKS),
+            leader: Lock::new((), &OTHER_LOCKS),
             calls: Bell::new(),
             answered: Bell::new(),
             inline: false,
@@ -244,7 +242,7 @@ impl<K: Kernel> Engine<K> {
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
             move_ns: AtomicU64::new(u64::MAX / 2),
-            orders: Lock::new(Orders::new(), &POLICY_LOCKS),
+            orders: Lock::new(Orders::new(), &OTHER_LOCKS),
             crowd: Crowd::new(),
             evictions: AtomicU32::new(FIRST),
             key: Key::random(),

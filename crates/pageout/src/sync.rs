@@ -121,6 +121,9 @@ impl Default for LockClass {
     }
 }
 
+/// All whose counts nobody reads.
+pub static OTHER_LOCKS: LockClass = LockClass::new();
+
 /// About a microsecond: longer than most sections that a running holder executes. Models have no time.
 const SPINS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 100 };
 

@@ -9,7 +9,7 @@ use super::{Bytes, Error};
 use crate::device::{Device, FileDevice, FileOptions, FileSystem, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use core::ops::Range;
 use std::boxed::Box;
 use std::path::{Path, PathBuf};
@@ -181,12 +181,10 @@ struct Room {
     returned: Vec<u32>,
 }
 
-static TRUNK_LOCKS: LockClass = LockClass::new();
-
 impl Trunks {
     pub(super) fn of(devices: &[Opened]) -> Self {
         let room = |device: &Opened| Room { next: 0, end: device.trunks, returned: Vec::new() };
-        Self { devices: Lock::new(devices.iter().map(room).collect(), &TRUNK_LOCKS) }
+        Self { devices: Lock::new(devices.iter().map(room).collect(), &OTHER_LOCKS) }
     }
 }
 

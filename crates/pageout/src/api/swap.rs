@@ -9,7 +9,7 @@ use super::process::Process;
 use super::{Bytes, Error, Region};
 use crate::engine::{Engine, Swapin};
 use crate::stats::Stats;
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use core::fmt;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 use std::string::String;
@@ -229,7 +229,7 @@ impl Builder {
                     stats,
                     memory: self.memory,
                     process: Process::this(),
-                    pinning: Lock::new((), &PINNING),
+                    pinning: Lock::new((), &OTHER_LOCKS),
                     presence: None,
                     _descriptors: descriptors,
                 };
@@ -247,8 +247,6 @@ impl Builder {
         }
     }
 }
-
-static PINNING: LockClass = LockClass::new();
 
 /// What regions and handles share. The last of them to go ends the engine's threads.
 pub(super) struct Inner {

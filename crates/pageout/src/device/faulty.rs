@@ -8,7 +8,7 @@
 //! device is not fit for signal handlers.
 
 use super::{Device, Errno, FileDevice, OpenError, Run};
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use alloc::vec::Vec;
 use core::time::Duration;
 use rustix::thread::{nanosleep, NanosleepRelativeResult, Timespec};
@@ -73,8 +73,6 @@ pub struct FaultyDevice<D = FileDevice> {
     state: Lock<State>,
 }
 
-static LOCKS: LockClass = LockClass::new();
-
 impl FaultyDevice {
     /// Memory of `size` bytes behind rules of which there are none yet.
     pub fn memory(size: u64, seed: u64) -> Result<Self, OpenError> {
@@ -86,7 +84,7 @@ impl<D: Device> FaultyDevice<D> {
     /// Puts rules, of which there are none yet, before `inner`. It must take lengths of half a page, as
     /// [`FileDevice`] does, for a page to be torn.
     pub fn new(inner: D, seed: u64) -> Self {
-        Self { inner, state: Lock::new(State { rules: Vec::new(), random: seed, struck: 0 }, &LOCKS) }
+        Self { inner, state: Lock::new(State { rules: Vec::new(), random: seed, struck: 0 }, &OTHER_LOCKS) }
     }
 
     /// Adds a rule, behind those that are there. Any thread, at any time.

@@ -9,7 +9,7 @@ use super::batch::{Plan, BATCH};
 use super::uring::{After, Uring};
 use super::{filesystem::FileSystem, open, raw, Device, Errno, OpenError, Run, PAGE};
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
@@ -70,9 +70,6 @@ pub struct FileDevice {
 /// The average length, in bytes, up to which writes to a disk gain by having several in flight.
 const QUEUED_MAX: usize = 256 << 10;
 
-/// Acquisitions of the devices' io_urings; nobody ever waits for one.
-static RING_LOCKS: LockClass = LockClass::new();
-
 /// Whether the device has an io_uring.
 enum Ring {
     /// Not asked for yet.
@@ -109,7 +106,7 @@ impl FileDevice {
             is_block,
             access,
             queue: options.queue,
-            ring: Lock::new(ring, &RING_LOCKS),
+            ring: Lock::new(ring, &OTHER_LOCKS),
             emptied: None,
             written: AtomicBool::new(false),
         })

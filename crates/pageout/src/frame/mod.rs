@@ -20,7 +20,7 @@
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE, UNIT_PAGES};
 use crate::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize};
 use crate::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use crate::sync::{zeros, Lock, LockClass};
+use crate::sync::{zeros, Lock, OTHER_LOCKS};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -31,8 +31,6 @@ pub const PARTS: usize = BLOCK_PAGES / UNIT_PAGES + 1;
 
 /// Frames for what can be executed: as much as an evictor and the servers have under way together.
 pub const EXECUTABLE: usize = 24 * CHUNK;
-
-static FRAME_LOCKS: LockClass = LockClass::new();
 
 /// A run of frames: first and how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,15 +143,15 @@ impl Frames {
                     begun: Vec::with_capacity(chunks),
                     loose: Vec::with_capacity(frames),
                 },
-                &FRAME_LOCKS,
+                &OTHER_LOCKS,
             ),
-            holes: Lock::new((0..chunks as u32).rev().collect(), &FRAME_LOCKS),
-            huge_ready: Lock::new(Vec::with_capacity(huge), &FRAME_LOCKS),
-            huge_holes: Lock::new((0..huge as u32).rev().collect(), &FRAME_LOCKS),
-            huge_left: Lock::new(Vec::with_capacity(huge), &FRAME_LOCKS),
+            holes: Lock::new((0..chunks as u32).rev().collect(), &OTHER_LOCKS),
+            huge_ready: Lock::new(Vec::with_capacity(huge), &OTHER_LOCKS),
+            huge_holes: Lock::new((0..huge as u32).rev().collect(), &OTHER_LOCKS),
+            huge_left: Lock::new(Vec::with_capacity(huge), &OTHER_LOCKS),
             executable_base: AtomicUsize::new(0),
-            executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
-            executable_left: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &FRAME_LOCKS),
+            executable_holes: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &OTHER_LOCKS),
+            executable_left: Lock::new(Vec::with_capacity(EXECUTABLE / CHUNK), &OTHER_LOCKS),
             emptied: zeros(chunks),
             owners: zeros(frames + huge * BLOCK_PAGES + EXECUTABLE),
             small: frames,

@@ -12,7 +12,7 @@
 use super::{Event, Fault, Found, Kernel};
 use crate::frame::{CHUNK, EXECUTABLE};
 use crate::space::{BLOCK, BLOCK_PAGES, PAGE};
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -155,8 +155,6 @@ pub struct Simulated {
     held: OnceBox<Box<dyn Fn(bool) -> bool + Send + Sync>>,
 }
 
-static LOCKS: LockClass = LockClass::new();
-
 fn splitmix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -216,7 +214,7 @@ impl Simulated {
             program: blocks * BLOCK,
             small,
             executable,
-            state: Lock::new(state, &LOCKS),
+            state: Lock::new(state, &OTHER_LOCKS),
             meanwhile: OnceBox::new(),
             held: OnceBox::new(),
         }

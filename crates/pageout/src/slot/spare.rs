@@ -8,10 +8,8 @@ use alloc::vec::Vec;
 
 use super::device::{new_chunk, new_group, Chunk, Device, Group};
 use super::table::{Chain, One, Table};
-use super::{DeviceId, LockClass, Slots, MAX_DEVICES};
-use crate::sync::Lock;
-
-static SPARE_LOCKS: LockClass = LockClass::new();
+use super::{DeviceId, Slots, MAX_DEVICES};
+use crate::sync::{Lock, OTHER_LOCKS};
 
 /// Tables to keep ready: what 64 MiB of pages need.
 const TABLES: usize = 32;
@@ -37,9 +35,9 @@ pub(super) struct Spares {
 impl Spares {
     pub(super) fn new() -> Self {
         Self {
-            tables: Lock::new(Chain::default(), &SPARE_LOCKS),
-            groups: Lock::new(Vec::with_capacity(GROUPS), &SPARE_LOCKS),
-            chunks: Lock::new(Vec::with_capacity(CHUNKS), &SPARE_LOCKS),
+            tables: Lock::new(Chain::default(), &OTHER_LOCKS),
+            groups: Lock::new(Vec::with_capacity(GROUPS), &OTHER_LOCKS),
+            chunks: Lock::new(Vec::with_capacity(CHUNKS), &OTHER_LOCKS),
         }
     }
 

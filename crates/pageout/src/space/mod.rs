@@ -22,7 +22,7 @@ use crate::sync::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use crate::sync::{zeros, Guard, Lock, LockClass, TablePtr};
+use crate::sync::{zeros, Guard, Lock, LockClass, TablePtr, OTHER_LOCKS};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -339,7 +339,6 @@ pub struct Spares {
     leaves: Lock<Vec<Box<Leaf>>>,
 }
 
-static SPARE_LOCKS: LockClass = LockClass::new();
 /// Units and blocks to keep ready.
 const SPARE_UNITS: usize = 256;
 const SPARE_BLOCKS: usize = 64;
@@ -349,9 +348,9 @@ impl Spares {
     fn new() -> Self {
         // What somebody else was quicker to make comes back.
         let spares = Self {
-            units: Lock::new(Vec::with_capacity(SPARE_UNITS), &SPARE_LOCKS),
-            blocks: Lock::new(Vec::with_capacity(2 * SPARE_BLOCKS), &SPARE_LOCKS),
-            leaves: Lock::new(Vec::with_capacity(16 * SPARE_LEAVES), &SPARE_LOCKS),
+            units: Lock::new(Vec::with_capacity(SPARE_UNITS), &OTHER_LOCKS),
+            blocks: Lock::new(Vec::with_capacity(2 * SPARE_BLOCKS), &OTHER_LOCKS),
+            leaves: Lock::new(Vec::with_capacity(16 * SPARE_LEAVES), &OTHER_LOCKS),
         };
         spares.refill();
         spares

@@ -14,7 +14,7 @@ use crate::slot::{SwapoffError, SwaponError};
 use crate::slot::{CLUSTER_SLOTS, MAX_DEVICES, SLOT_BYTES};
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
-use crate::sync::{Lock, LockClass};
+use crate::sync::{Lock, OTHER_LOCKS};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,8 +33,6 @@ const SOME: i64 = 64;
 
 /// For so long (ns) what could not be written to is shunned.
 const SHUNNED_NS: u64 = 10_000_000_000;
-
-static KNOWN_LOCKS: LockClass = LockClass::new();
 
 /// Who gives trunks.
 pub trait Lessor: Send + Sync {
@@ -112,7 +110,7 @@ impl Place {
     ) -> Result<Self, SwaponError> {
         let place = Self {
             slots: Slots::new(cpus),
-            devices: core::array::from_fn(|_| Lock::new(None, &KNOWN_LOCKS)),
+            devices: core::array::from_fn(|_| Lock::new(None, &OTHER_LOCKS)),
             lessor,
             foreign: OnceBox::new(),
             foreign_names: AtomicU64::new(0),
