@@ -4,7 +4,7 @@
 //! place. And what it holds is not ours to destroy: it is empty, or carries the signature of swap.
 
 use super::error::reason;
-use super::header::{Header, HeaderError, FOREIGN_PAGE_MAX};
+use super::header::{self, HeaderError, FOREIGN_PAGE_MAX};
 use crate::device::{self, FileSystem};
 use rustix::fs::OFlags;
 use std::ffi::CString;
@@ -155,13 +155,9 @@ fn is_swapped_on(about: &fs::Metadata) -> bool {
 fn header_of(file: &File, len: u64) -> Result<Option<u64>, String> {
     let mut first = vec![0; len.min(FOREIGN_PAGE_MAX as u64) as usize];
     file.read_exact_at(&mut first, 0).map_err(|error| cannot("be read", &error))?;
-    match Header::parse(&first, len) {
-        Ok(header) if header.bad_pages().is_empty() => Ok(Some(header.bytes())),
-        Ok(header) => {
-            let bad = header.bad_pages().len();
-            Err(format!("its header lists {bad} bad pages; name a device without"))
-        }
-        Err(HeaderError::NoSignature | HeaderError::TooSmall(_)) => Ok(None),
+    match header::bytes_of(&first, len) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(HeaderError::NoSignature) => Ok(None),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -7,7 +7,7 @@
 //! | 0 to 1023 | a boot block, left to its owner |
 //! | 1024, 1028, 1032 | version (1), last page, number of bad pages: 32 bits each |
 //! | 1036, 1052 | UUID and label, 16 bytes each: not looked at here |
-//! | 1536 on | the bad pages, 32 bits each, at most 637 |
+//! | 1536 on | the bad pages, 32 bits each: who has any is refused |
 //! | 4086 to 4095 | the signature `SWAPSPACE2` |
 //!
 //! Numbers are in the byte order of the machine that wrote them; both orders are read.
@@ -15,7 +15,6 @@
 use super::Bytes;
 use crate::device::PAGE;
 use core::fmt;
-use std::vec::Vec;
 
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
 const OLD_SIGNATURE: &[u8; 10] = b"SWAP-SPACE";
@@ -26,10 +25,6 @@ const SIGNATURE_LEN: usize = SIGNATURE.len();
 const VERSION_AT: usize = 1024;
 const LAST_PAGE_AT: usize = 1028;
 const BAD_COUNT_AT: usize = 1032;
-const BAD_PAGES_AT: usize = 1536;
-
-/// The most bad pages that a header can list.
-const BAD_PAGES_MAX: usize = (PAGE - SIGNATURE_LEN - BAD_PAGES_AT) / 4;
 
 /// The largest page size of any machine, which is where the search for signatures ends.
 pub(super) const FOREIGN_PAGE_MAX: usize = 64 << 10;
@@ -56,12 +51,8 @@ pub(super) enum HeaderError {
         /// Bytes of the device.
         device: u64,
     },
-    /// Not even a page; the device's bytes.
-    TooSmall(u64),
-    /// More bad pages than a header can list.
-    BadPageCount(u32),
-    /// A bad page that is the header's own or lies beyond the last.
-    BadPage(u32),
+    /// It lists so many bad pages.
+    BadPages(u32),
 }
 
 impl fmt::Display for HeaderError {
@@ -82,12 +73,8 @@ impl fmt::Display for HeaderError {
                 Bytes(header),
                 Bytes(device)
             ),
-            Self::TooSmall(len) => write!(f, "{} is too small for swap", Bytes(len)),
-            Self::BadPageCount(count) => {
-                write!(f, "swap header with {count} bad pages, more than {BAD_PAGES_MAX}; run mkswap on it")
-            }
-            Self::BadPage(page) => {
-                write!(f, "swap header with a bad page {page} outside the device; run mkswap on it")
+            Self::BadPages(count) => {
+                write!(f, "its header lists {count} bad pages; name a device without")
             }
         }
     }
@@ -95,70 +82,36 @@ impl fmt::Display for HeaderError {
 
 impl core::error::Error for HeaderError {}
 
-/// What a header says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    last_page: u32,
-    /// Ascending, none twice.
-    bad_pages: Vec<u32>,
-}
-
-impl Header {
-    /// The bytes that the header speaks of, its own page included: what lies beyond is not for swap.
-    pub(super) fn bytes(&self) -> u64 {
-        bytes_to(self.last_page)
+/// The bytes that the header in a device's `first` bytes speaks of, its own page included, for a device of `device_len`: what
+/// lies beyond is not for swap. With 64K a header for another page size is told from none.
+pub(super) fn bytes_of(first: &[u8], device_len: u64) -> Result<u64, HeaderError> {
+    signature(first)?;
+    let raw = |at: usize| [first[at], first[at + 1], first[at + 2], first[at + 3]];
+    let swapped = u32::from_ne_bytes(raw(VERSION_AT)) == 1u32.swap_bytes();
+    let number = |at: usize| {
+        let number = u32::from_ne_bytes(raw(at));
+        if swapped {
+            number.swap_bytes()
+        } else {
+            number
+        }
+    };
+    let version = number(VERSION_AT);
+    if version != 1 {
+        return Err(HeaderError::Version(version));
     }
-
-    /// The pages that must not be used, ascending.
-    pub(super) fn bad_pages(&self) -> &[u32] {
-        &self.bad_pages
+    let last_page = number(LAST_PAGE_AT);
+    if last_page == 0 {
+        return Err(HeaderError::Empty);
     }
-
-    /// Reads the header out of a device's first bytes, at least a page, for a device of `device_len`
-    /// bytes. With 64K a header for another page size is told from none.
-    pub(super) fn parse(first: &[u8], device_len: u64) -> Result<Self, HeaderError> {
-        let Some(page) = first.first_chunk::<PAGE>() else { return Err(HeaderError::TooSmall(device_len)) };
-        signature(first)?;
-        let raw = |at: usize| [page[at], page[at + 1], page[at + 2], page[at + 3]];
-        let swapped = u32::from_ne_bytes(raw(VERSION_AT)) == 1u32.swap_bytes();
-        let number = |at: usize| {
-            let number = u32::from_ne_bytes(raw(at));
-            if swapped {
-                number.swap_bytes()
-            } else {
-                number
-            }
-        };
-        let version = number(VERSION_AT);
-        if version != 1 {
-            return Err(HeaderError::Version(version));
-        }
-        let last_page = number(LAST_PAGE_AT);
-        if last_page == 0 {
-            return Err(HeaderError::Empty);
-        }
-        let header_len = bytes_to(last_page);
-        if header_len > device_len {
-            return Err(HeaderError::Size { header: header_len, device: device_len });
-        }
-        let count = number(BAD_COUNT_AT);
-        if count as usize > BAD_PAGES_MAX {
-            return Err(HeaderError::BadPageCount(count));
-        }
-        let mut bad_pages: Vec<u32> =
-            (0..count as usize).map(|place| number(BAD_PAGES_AT + 4 * place)).collect();
-        if let Some(&page) = bad_pages.iter().find(|&&page| page == 0 || page > last_page) {
-            return Err(HeaderError::BadPage(page));
-        }
-        bad_pages.sort_unstable();
-        bad_pages.dedup();
-        Ok(Self { last_page, bad_pages })
+    let header = (u64::from(last_page) + 1) * PAGE as u64;
+    if header > device_len {
+        return Err(HeaderError::Size { header, device: device_len });
     }
-}
-
-/// The bytes from the header's own page to the end of `last_page`.
-fn bytes_to(last_page: u32) -> u64 {
-    (u64::from(last_page) + 1) * PAGE as u64
+    match number(BAD_COUNT_AT) {
+        0 => Ok(header),
+        count => Err(HeaderError::BadPages(count)),
+    }
 }
 
 /// Finds our signature at the end of a page, or says what lies there instead.
@@ -190,34 +143,25 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
-    /// As mkswap writes it, with bad pages.
-    fn page_with(bad_pages: &[u32]) -> [u8; PAGE] {
+    /// As mkswap writes it.
+    fn page() -> [u8; PAGE] {
         let mut page = [0; PAGE];
         let mut put = |at: usize, number: u32| page[at..at + 4].copy_from_slice(&number.to_ne_bytes());
         put(VERSION_AT, 1);
         put(LAST_PAGE_AT, (LEN / PAGE as u64) as u32 - 1);
-        put(BAD_COUNT_AT, bad_pages.len() as u32);
-        bad_pages.iter().zip((BAD_PAGES_AT..).step_by(4)).for_each(|(bad, at)| put(at, *bad));
         page[PAGE - SIGNATURE_LEN..].copy_from_slice(SIGNATURE);
         page
     }
 
-    fn page() -> [u8; PAGE] {
-        page_with(&[])
-    }
-
     fn refused(page: &[u8]) -> HeaderError {
-        let error = Header::parse(page, LEN).unwrap_err();
+        let error = bytes_of(page, LEN).unwrap_err();
         std::println!("{error}");
         error
     }
 
     #[test]
     fn what_it_says_is_read() {
-        let header = Header::parse(&page(), LEN).unwrap();
-        assert_eq!((header.bytes(), header.bad_pages()), (LEN, [].as_slice()));
-        let header = Header::parse(&page_with(&[17, 255, 3, 17]), LEN).unwrap();
-        assert_eq!(header.bad_pages(), [3, 17, 255]);
+        assert_eq!(bytes_of(&page(), LEN), Ok(LEN));
     }
 
     #[test]
@@ -226,7 +170,7 @@ mod tests {
         for at in [VERSION_AT, LAST_PAGE_AT, BAD_COUNT_AT] {
             page[at..at + 4].reverse();
         }
-        assert_eq!(Header::parse(&page, LEN).unwrap().bytes(), LEN);
+        assert_eq!(bytes_of(&page, LEN), Ok(LEN));
     }
 
     #[test]
@@ -249,12 +193,8 @@ mod tests {
         assert_eq!(refused(&put(LAST_PAGE_AT, 0)), HeaderError::Empty);
         let larger = HeaderError::Size { header: 257 * 4096, device: LEN };
         assert_eq!(refused(&put(LAST_PAGE_AT, 256)), larger);
-        assert_eq!(refused(&put(BAD_COUNT_AT, 638)), HeaderError::BadPageCount(638));
-        assert_eq!(refused(&put(BAD_COUNT_AT, 1)), HeaderError::BadPage(0));
-        let mut beyond = put(BAD_COUNT_AT, 1);
-        beyond[BAD_PAGES_AT..BAD_PAGES_AT + 4].copy_from_slice(&256u32.to_ne_bytes());
-        assert_eq!(refused(&beyond), HeaderError::BadPage(256));
-        assert_eq!(refused(&[0; 100]), HeaderError::TooSmall(LEN));
+        assert_eq!(refused(&put(BAD_COUNT_AT, 4)), HeaderError::BadPages(4));
+        assert_eq!(refused(&[0; 100]), HeaderError::NoSignature);
         let mut foreign = std::vec![0; 64 << 10];
         foreign[(16 << 10) - 10..16 << 10].copy_from_slice(SIGNATURE);
         assert_eq!(refused(&foreign), HeaderError::PageSize(16 << 10));
