@@ -8,6 +8,7 @@
 //! device is not fit for signal handlers.
 
 use super::{Device, Errno, FileDevice, OpenError, Run};
+use crate::kernel::sim::splitmix;
 use crate::sync::{Lock, OTHER_LOCKS};
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -154,7 +155,7 @@ impl State {
                 }
                 When::Since(_) => true,
                 When::At(byte) => (at..at + len).contains(byte),
-                When::Chance(of_65536) => next_random(&mut self.random) & 0xffff < u64::from(*of_65536),
+                When::Chance(of_65536) => splitmix(&mut self.random) & 0xffff < u64::from(*of_65536),
             };
             if strikes && fault.is_none() {
                 fault = Some(rule.fault);
@@ -166,14 +167,6 @@ impl State {
         self.struck += u64::from(fault.is_some());
         fault
     }
-}
-
-/// The next of a row of numbers (splitmix64).
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 fn sleep(time: Duration) {

@@ -123,7 +123,8 @@ impl FileDevice {
     }
 
     /// Creates `size` bytes of memory that belong to no process's address space. It takes up no room
-    /// until it is written, and the kernel may swap it.
+    /// until it is written, and the kernel may swap it. For tests.
+    #[cfg(any(test, feature = "simulated"))]
     pub fn create_memory(size: u64) -> Result<Self, OpenError> {
         Self::from_fd(open::memory(size)?, FileOptions { direct: false, ..FileOptions::default() })
     }

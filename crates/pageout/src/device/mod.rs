@@ -4,7 +4,7 @@
 //! it moves bytes between memory and a place, all of them or with an error, and it never makes bytes up.
 //!
 //! * [`FileDevice`]: a regular file, a block device, or memory outside the process (a memfd).
-//! * [`faulty`]: a device for tests that fails, tears and delays on command.
+//! * `faulty`: a device for tests that fails, tears and delays on command.
 //!
 //! # Threads
 //!
@@ -29,6 +29,7 @@
 //! An interrupted call (`INTR`) is taken up again and never reported; so is a short transfer.
 
 mod batch;
+#[cfg(any(test, feature = "simulated"))]
 pub mod faulty;
 mod file;
 mod filesystem;

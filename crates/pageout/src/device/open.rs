@@ -6,7 +6,7 @@ use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::ioctl;
 
 /// Why a file cannot be a device.
@@ -80,9 +80,10 @@ pub fn write_in_place(empty: impl AsFd) {
     let _ = fs::ioctl_getflags(empty).and_then(|flags| fs::ioctl_setflags(empty, flags | fs::IFlags::NOCOW));
 }
 
-/// Creates `size` bytes of memory behind a descriptor.
+/// Creates `size` bytes of memory behind a descriptor. For tests.
+#[cfg(any(test, feature = "simulated"))]
 pub(super) fn memory(size: u64) -> Result<OwnedFd, OpenError> {
-    let fd = fs::memfd_create(c"pageout", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
+    let fd = fs::memfd_create(c"pageout", fs::MemfdFlags::CLOEXEC | fs::MemfdFlags::NOEXEC_SEAL)?;
     fs::ftruncate(&fd, size)?;
     Ok(fd)
 }
