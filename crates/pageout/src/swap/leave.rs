@@ -94,8 +94,8 @@ impl<K: Kernel> Engine<K> {
                 }
                 return Left::Passed;
             }
-            if let Some(done) = self.leave_huge(out, &mut block, block_start, first) {
-                return done;
+            if self.leave_huge(out, &mut block, block_start, first) {
+                return Left::Some;
             }
             leave = if out.placed_only { block.placed(first) } else { u16::MAX };
         }
@@ -132,13 +132,16 @@ impl<K: Kernel> Engine<K> {
                 }
             }
         }
-        let mut shared = Left::Some;
+        // Of each, whatever was found of another.
+        let mut is_shared = false;
         for unit in 0..units {
-            if let Left::Shared = self.have_left(out, &leaving, unit, busy_before) {
-                shared = Left::Shared;
-            }
+            is_shared |= self.have_left(out, &leaving, unit, busy_before);
         }
-        shared
+        if is_shared {
+            Left::Shared
+        } else {
+            Left::Some
+        }
     }
 
     /// How many units leave together, from `first` on, and which of their pages: those of the first and, as far as it is their turn
@@ -261,17 +264,17 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Says in a unit what has left of it, and queues it again if something stayed.
-    fn have_left(&self, out: &mut Outgoing, leaving: &Leaving, place: usize, busy_before: usize) -> Left {
+    /// Says in a unit what has left of it, and queues it again if something stayed: is that [`Left::Shared`]?
+    fn have_left(&self, out: &mut Outgoing, leaving: &Leaving, place: usize, busy_before: usize) -> bool {
         let first = leaving.first + place * UNIT_PAGES;
         let unit_start = leaving.block_start + first * PAGE;
         let (leave, moved) = (Leaving::of(leaving.leave, place), Leaving::of(leaving.moved, place));
         let number = leaving.number(place);
-        let Some(block) = self.space.block(unit_start) else { return Left::Some };
+        let Some(block) = self.space.block(unit_start) else { return false };
         let mut block = block.lock();
         let huge = block.huge;
         let is_held = block.is_held(first);
-        let Some(unit) = block.unit_mut(first) else { return Left::Some };
+        let Some(unit) = block.unit_mut(first) else { return false };
         let shared =
             !leaving.unshared && out.busy[busy_before..].iter().any(|page| page / UNIT == number as usize);
         unit.usage.unshared = false;
@@ -285,7 +288,7 @@ impl<K: Kernel> Engine<K> {
             stay if is_held || stay == 0 => unit.usage.queued = false,
             _ if shared => {
                 self.policy.lock().pass(Turn::new(number, huge));
-                return Left::Shared;
+                return true;
             }
             // Pinned, read-only or locked.
             stay if stay & !(leave & !moved) == 0 && !huge => {
@@ -295,7 +298,7 @@ impl<K: Kernel> Engine<K> {
             // Some are hot, or are back.
             _ => self.policy.lock().keep(Turn::new(number, huge)),
         }
-        Left::Some
+        false
     }
 
     /// Must a unit stay?
@@ -438,15 +441,15 @@ impl<K: Kernel> Engine<K> {
         Some(new)
     }
 
-    /// Moves a block that is mapped huge in one piece. `None`: it is not huge (any more), or a part of it must stay: small
-    /// pages, then.
+    /// Moves a block that is mapped huge in one piece, if it can be now. `false`: it is not huge (any more), or a part of it must
+    /// stay: small pages, then.
     fn leave_huge(
         &self,
         out: &mut Outgoing,
         block: &mut BlockState,
         block_start: usize,
         first: usize,
-    ) -> Option<Left> {
+    ) -> bool {
         let turn = Turn::new(((block_start + first * PAGE) / UNIT) as u32, true);
         let stays = (0..BLOCK_PAGES).step_by(UNIT_PAGES).any(|index| {
             out.placed_only && block.placed(index) != u16::MAX || self.is_pinned(block_start + index * PAGE)
@@ -454,11 +457,11 @@ impl<K: Kernel> Engine<K> {
         if stays || !self.is_one_page(block_start) || !block.all(0, BLOCK_PAGES, Tag::Resident) {
             block.became_split();
             self.requeue_units(block, block_start);
-            return None;
+            return false;
         }
         let Some(huge) = self.frames.take_huge_hole() else {
             self.policy.lock().keep(turn);
-            return Some(Left::Some);
+            return true;
         };
         let moved = self.kernel.take_pages(self.frames.huge_address(huge), block_start, BLOCK);
         let done = moved.map_or_else(|partial| partial.done / PAGE, |()| BLOCK_PAGES);
@@ -472,7 +475,7 @@ impl<K: Kernel> Engine<K> {
                 block.splits = 2;
                 block.became_split();
                 self.requeue_units(block, block_start);
-                return None;
+                return false;
             }
             let unit = block.unit_mut(first).expect("unit of a queued page");
             let was_unshared = core::mem::take(&mut unit.usage.unshared);
@@ -496,7 +499,7 @@ impl<K: Kernel> Engine<K> {
             } else {
                 self.policy.lock().keep(turn);
             }
-            return Some(Left::Some);
+            return true;
         }
         let whole = done == BLOCK_PAGES && self.is_one_page(self.frames.huge_address(huge));
         block.became_split();
@@ -517,7 +520,7 @@ impl<K: Kernel> Engine<K> {
             self.requeue_units(block, block_start);
         }
         out.huge.push((huge, done, whole));
-        Some(Left::Some)
+        true
     }
 
     /// Queues every unit of a block that was queued by another one, since the block is not huge any more.
