@@ -15,9 +15,10 @@ pub(crate) fn apply<K: Kernel>(
     engine: &Engine<K>,
     regions: &mut Regions,
     growths: Option<u32>,
-    Numbered(number, event, whole): Numbered,
+    numbered: Numbered,
 ) {
-    if let Some(change) = change(event, number) {
+    let Numbered(_, event, whole) = numbered;
+    if let Some(change) = numbered.change() {
         engine.unmappings.fetch_add(1, Relaxed);
         regions.changed(change);
     }
@@ -84,14 +85,16 @@ impl<K: Kernel> Engine<K> {
 #[derive(Clone, Copy)]
 pub(crate) struct Numbered(pub u64, pub Event, pub usize);
 
-/// What an event changes in the regions.
-fn change(event: Event, number: u64) -> Option<Change> {
-    let of =
-        |from: usize, len: usize, to: u64| Change { from: from as u64, len: len as u64, to, event: number };
-    match event {
-        Event::Unmap { start, end } => Some(of(start, end - start, Change::GONE)),
-        Event::Remap { from, to, len } => Some(of(from, len, to as u64)),
-        Event::Fault(_) | Event::Remove { .. } => None,
+impl Numbered {
+    /// What it changes in the regions.
+    pub(crate) fn change(self) -> Option<Change> {
+        let Self(number, event, _) = self;
+        let (from, len, to) = match event {
+            Event::Unmap { start, end } => (start, end - start, Change::GONE),
+            Event::Remap { from, to, len } => (from, len, to as u64),
+            Event::Fault(_) | Event::Remove { .. } => return None,
+        };
+        Some(Change { from: from as u64, len: len as u64, to, event: number })
     }
 }
 

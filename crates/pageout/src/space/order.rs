@@ -134,18 +134,19 @@ impl Order {
     /// Puts the first departure from a range that is known, as far as it is about that range, in front of the log;
     /// whether there is one. What was to come there comes `from` where it is still known.
     fn bring_forward(&mut self, known: (usize, usize), from: (usize, usize)) -> bool {
-        let leaves = |event: &Event| {
-            let (source, target) = sides(*event)?;
+        let leaves = |numbered: &Numbered| {
+            let (source, target) = numbered.change()?.sides();
             // What goes back to where the newcomer came from is the newcomer.
             let newcomer = target.is_some_and(|target| overlap(target, from).is_some());
             overlap(source, known).filter(|_| !newcomer)
         };
-        let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at].1)?)));
+        let first = (1..self.log.len()).find_map(|at| Some((at, leaves(&self.log[at])?)));
         let Some((at, part)) = first else { return false };
         self.brought += 1;
         assert!(self.brought < MOST, "events about mappings that no order explains");
-        let Numbered(number, event, whole) = self.log.remove(at).expect("an event of the log");
-        let (source, _) = sides(event).expect("a departure");
+        let departure = self.log.remove(at).expect("an event of the log");
+        let Numbered(number, event, whole) = departure;
+        let (source, _) = departure.change().expect("a departure").sides();
         for rest in [(part.1, source.1), (source.0, part.0)].into_iter().filter(|rest| rest.0 < rest.1) {
             self.log.insert(at, Numbered(number, cut(event, rest), whole));
         }
@@ -246,8 +247,9 @@ impl Order {
         let next = self.log.iter().skip(1).find_map(|numbered| match numbered.1 {
             Event::Remap { to, len, .. } if to == place => Some(to + len <= at),
             // Somebody else's: what comes there next need not have made room for itself.
-            event => {
-                sides(event).and_then(|(source, _)| overlap(source, (place, place + PAGE))).map(|_| false)
+            _ => {
+                let (source, _) = numbered.change()?.sides();
+                overlap(source, (place, place + PAGE)).map(|_| false)
             }
         });
         next == Some(true)
@@ -294,16 +296,6 @@ pub(crate) fn known<K: Kernel>(
 fn overlap(a: (usize, usize), b: (usize, usize)) -> Option<(usize, usize)> {
     let both = (a.0.max(b.0), a.1.min(b.1));
     (both.0 < both.1).then_some(both)
-}
-
-/// The addresses that an event empties, and those that it fills.
-#[allow(clippy::type_complexity)]
-fn sides(event: Event) -> Option<((usize, usize), Option<(usize, usize)>)> {
-    match event {
-        Event::Unmap { start, end } => Some(((start, end), None)),
-        Event::Remap { from, to, len } => Some(((from, from + len), Some((to, to + len)))),
-        Event::Fault(_) | Event::Remove { .. } => None,
-    }
 }
 
 /// The part of a departure that is about `part` of the addresses that it empties.

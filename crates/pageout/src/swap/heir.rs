@@ -20,7 +20,7 @@ use crate::kernel::{Kernel, Partial};
 use crate::page::Tag;
 use crate::slot::CLUSTER_SLOTS;
 use crate::space::{Change, Region, Regions, BLOCK, BLOCK_PAGES, PAGE, TOP};
-use crate::swap::moved::sides;
+use crate::swap::moved::addresses;
 use crate::swap::swapout::is_zero;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::WriteGuard;
@@ -94,7 +94,7 @@ impl SlotRun {
 
 /// The addresses that changes are about.
 fn touched(changes: &[Change]) -> impl Iterator<Item = Region> + '_ {
-    changes.iter().flat_map(|change| sides(*change)).map(|(start, end)| Region { start, end })
+    changes.iter().flat_map(|change| addresses(*change)).map(|(start, end)| Region { start, end })
 }
 
 impl<K: Kernel> Engine<K> {

@@ -206,7 +206,7 @@ impl Group {
         for (at, (_, one)) in self.changes.iter().enumerate() {
             for (later, (_, other)) in self.changes.iter().enumerate().skip(at + 1) {
                 let (first, second) = (numbers[at], numbers[later]);
-                if first != second && overlap(*one, *other) && before[first] & 1 << second == 0 {
+                if first != second && meet(*one, *other) && before[first] & 1 << second == 0 {
                     before[second] |= 1 << first;
                 }
             }
@@ -233,8 +233,8 @@ impl Group {
 }
 
 /// Do two changes have to do with the same addresses?
-fn overlap(one: Change, other: Change) -> bool {
-    sides(one).any(|(start, end)| sides(other).any(|(from, to)| start < to && from < end))
+fn meet(one: Change, other: Change) -> bool {
+    addresses(one).any(|(start, end)| addresses(other).any(|(from, to)| start < to && from < end))
 }
 
 /// What the child has in one mapping with what came, behind it: that may have grown by so much.
@@ -246,11 +246,11 @@ fn grown(change: Change, marked: &Regions) -> Option<(usize, usize)> {
 
 /// The addresses that a change is about, and what may have grown by it.
 fn reach(change: Change, marked: &Regions) -> impl Iterator<Item = (usize, usize)> {
-    sides(change).chain(grown(change, marked))
+    addresses(change).chain(grown(change, marked))
 }
 
 /// The addresses that a change is about.
-pub(super) fn sides(change: Change) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn addresses(change: Change) -> impl Iterator<Item = (usize, usize)> {
     let (from, to) = change.sides();
     core::iter::once(from).chain(to)
 }
@@ -259,7 +259,7 @@ pub(super) fn sides(change: Change) -> impl Iterator<Item = (usize, usize)> {
 fn change(areas: &mut Regions, change: Change) {
     let (from, to) = change.sides();
     let moved: Vec<Region> = areas.within(from.0, from.1).collect();
-    for (start, end) in sides(change) {
+    for (start, end) in addresses(change) {
         areas.remove(start, end);
     }
     for part in moved {
