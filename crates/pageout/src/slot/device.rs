@@ -16,7 +16,7 @@ use core::ops::Range;
 use once_cell::race::OnceBox;
 
 use super::cluster::{Cluster, Leftover, State};
-use super::lists::{Find, Listed, Lists, Shard};
+use super::lists::{Listed, Lists, Shard};
 use super::spare::{Memory, Spares};
 use super::table::{one, One, Table};
 use super::trunks::TrunkSet;
@@ -261,6 +261,11 @@ impl Device {
         // Not that of `NOBODY`, where a list has none any more.
         let chunk = self.directory.get(group / CHUNK_GROUPS)?.get()?;
         chunk[0][group % CHUNK_GROUPS].get().map(|group| &group[0][index as usize % TRUNK_CLUSTERS])
+    }
+
+    /// The same of one whose trunk was.
+    pub(super) fn cluster(&self, index: u32) -> &Cluster {
+        self.get(index).expect("a cluster on a list was made")
     }
 
     /// All clusters that were ever used, with their numbers, ascending from cluster `from`.
@@ -589,11 +594,5 @@ impl Device {
         for (_, cluster) in self.clusters(0) {
             drop(cluster.lock());
         }
-    }
-}
-
-impl Find for Device {
-    fn cluster(&self, index: u32) -> &Cluster {
-        self.get(index).expect("a cluster on a list was made")
     }
 }

@@ -7,6 +7,7 @@
 //! The list lock is inside the cluster lock. Whoever holds it first may only *try* cluster locks.
 
 use super::cluster::{Cluster, NOBODY};
+use super::device::Device;
 use super::table::{Chain, One, Table};
 use super::{LockClass, ORDERS};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -93,11 +94,6 @@ pub(super) struct Lists {
     spare: Chain,
 }
 
-/// Finds the cluster of an index; every index on a list has one.
-pub(super) trait Find {
-    fn cluster(&self, index: u32) -> &Cluster;
-}
-
 impl Lists {
     pub(super) fn first(&self, listed: Listed) -> u32 {
         self.ends[listed.0 as usize].first
@@ -125,45 +121,45 @@ impl Lists {
     }
 
     /// Moves the cluster to the end of another list, or of its own. The caller holds its lock too.
-    pub(super) fn place(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Listed) {
+    pub(super) fn place(&mut self, device: &Device, index: u32, cluster: &Cluster, to: Listed) {
         let from = cluster.listed();
         if from == to && to.is_list() && self.ends[to.0 as usize].last == index {
             return;
         }
         if from.is_list() {
-            self.unlink(find, cluster, from);
+            self.unlink(device, cluster, from);
         }
         if to.is_list() {
-            self.link_last(find, index, cluster, to);
+            self.link_last(device, index, cluster, to);
         }
         self.clusters += u32::from(from == Listed::ABSENT);
         self.clusters -= u32::from(to == Listed::ABSENT);
         cluster.set_listed(to);
     }
 
-    fn link_last(&mut self, find: &impl Find, index: u32, cluster: &Cluster, to: Listed) {
+    fn link_last(&mut self, device: &Device, index: u32, cluster: &Cluster, to: Listed) {
         let ends = &mut self.ends[to.0 as usize];
         cluster.prev.store(ends.last, Relaxed);
         cluster.next.store(NOBODY, Relaxed);
         match ends.last {
             NOBODY => ends.first = index,
-            last => find.cluster(last).next.store(index, Relaxed),
+            last => device.cluster(last).next.store(index, Relaxed),
         }
         ends.last = index;
         ends.len += 1;
         self.members |= to.bit();
     }
 
-    fn unlink(&mut self, find: &impl Find, cluster: &Cluster, from: Listed) {
+    fn unlink(&mut self, device: &Device, cluster: &Cluster, from: Listed) {
         let ends = &mut self.ends[from.0 as usize];
         let (prev, next) = (cluster.prev.load(Relaxed), cluster.next.load(Relaxed));
         match prev {
             NOBODY => ends.first = next,
-            prev => find.cluster(prev).next.store(next, Relaxed),
+            prev => device.cluster(prev).next.store(next, Relaxed),
         }
         match next {
             NOBODY => ends.last = prev,
-            next => find.cluster(next).prev.store(prev, Relaxed),
+            next => device.cluster(next).prev.store(prev, Relaxed),
         }
         ends.len -= 1;
         if ends.len == 0 {
