@@ -186,7 +186,7 @@ pub fn inherit() {
                 patience -= 1;
             }
             _ => {
-                let (me, more) = (rustix::process::getpid().as_raw_nonzero(), keeper::MORE_TASKS);
+                let (me, more) = (sys::own_process(), keeper::MORE_TASKS);
                 let remedy = if has_keeper { format_args!("") } else { format_args!("; {more}") };
                 sys::complain_of(format_args!(
                     "process {me}: the child of a fork got no engine of its own; killed, so that it cannot go on with zeros{remedy}"

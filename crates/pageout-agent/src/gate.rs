@@ -14,7 +14,7 @@ use pageout::fault::Server;
 use pageout::swap::swapin::Incoming;
 use rustix::fs::stat;
 use rustix::io::Errno;
-use rustix::thread::{futex, nanosleep, Timespec};
+use rustix::thread::futex;
 
 /// Nobody asks; somebody asks for a fork; the keeper says yes or no. In the lowest byte of the gate; above it is a number, which each
 /// question and whatever ends one changes: an answer is to the question that was asked, whoever asks by then.
@@ -132,7 +132,7 @@ fn come_apart(keeper: &Keeper) {
         let now = names();
         tries = if now < before { 0 } else { tries + 1 };
         before = now;
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: APART_NAP });
+        sys::nap(APART_NAP);
     }
     keeper.come_apart();
     if names() > 0 {
@@ -278,7 +278,7 @@ pub extern "C" fn attend(keeper: usize) -> ! {
     let mut finds_run = true;
     // Forks that found no engine: new ones find it.
     while fork::goes_on_unasked() {
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
+        sys::nap(50_000);
     }
     ATTENDED.store(true, Ordering::SeqCst);
     // What was pinned by who saw that it is not attended is seen by whoever lets pages leave.

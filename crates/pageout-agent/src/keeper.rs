@@ -17,7 +17,6 @@ use pageout::kernel::Linux;
 use pageout::stats::{Stats, STATS_BYTES};
 use pageout::sync::{Bell, Lock, OTHER_LOCKS};
 use pageout::wire::{Kind, Message, BYE_ASIDE};
-use rustix::event::Timespec;
 use rustix::fd::AsFd;
 use rustix::io::{fcntl_getfd, Errno};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
@@ -238,7 +237,7 @@ pub fn start() -> bool {
         return false;
     }
     LISTED.store(listed_self().unwrap_or(0), Ordering::Relaxed);
-    PROGRAM.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    PROGRAM.store(sys::own_process(), Ordering::Relaxed);
     let mask = sys::block_signals();
     let sent = send_messenger();
     // Who inherits cannot do without.
@@ -298,7 +297,7 @@ fn reap_earlier() {
 /// Tries `work` until it is done, for ten seconds.
 fn patiently<T>(mut work: impl FnMut() -> Option<T>) -> Option<T> {
     (0..HIRE_ATTEMPTS).find_map(|_| {
-        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: HIRE_AGAIN });
+        sys::nap(HIRE_AGAIN);
         work()
     })
 }
@@ -322,7 +321,7 @@ extern "C" fn messenger(gets_orphans: usize) -> ! {
 }
 
 extern "C" fn keeper(_: usize) -> ! {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let me = sys::own_process();
     KEEPER.store(me, Ordering::SeqCst);
     let _ = rustix::thread::set_name(c"pageout");
     // Whoever kills the group, or waits for its end, means the program, which may be in another by then. Not a session of
@@ -413,14 +412,14 @@ fn connect(program: u32) -> Result<(Link, Welcome), Errno> {
             Err(Errno::NOENT | Errno::CONNREFUSED) if absences < ABSENCES && fork::is_heir() => absences += 1,
             met => return met,
         }
-        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: RESET_NAP });
+        sys::nap(RESET_NAP);
     }
 }
 
 /// Ends the keeper after a bug or when the engine cannot go on; the program is ended by `run`, if anything is held. In a thread of the
 /// program, it.
 pub fn give_up(why: core::fmt::Arguments<'_>) -> ! {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let me = sys::own_process();
     if me != KEEPER.load(Ordering::SeqCst) {
         sys::complain_of(format_args!("process {me}: {why}; killed"));
         sys::kill_self();

@@ -120,7 +120,7 @@ unsafe fn name_us(environment: *const *const c_char, name: &[u8]) {
         return;
     }
     // Nothing is allocated here yet.
-    let own = DecInt::new(rustix::process::getpid().as_raw_nonzero().get());
+    let own = DecInt::new(sys::own_process());
     let own = own.as_bytes_with_nul();
     if own.len() <= value.count_bytes() + 1 {
         // SAFETY: what the kernel gave the program of its own; there is room.

@@ -7,7 +7,6 @@ use pageout::space::PAGE;
 use pageout::tree::{smallest, Seat, Tree, View, TREE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::thread::{nanosleep, Timespec};
 use rustix::time::ClockId;
 
 /// Share of the limit at which the engines of a tree take up their work, in percent.
@@ -81,7 +80,7 @@ pub fn hold_up(bytes: usize) {
     };
     let begun = sys::time(ClockId::Monotonic);
     while sys::time(ClockId::Monotonic) - begun < most() {
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN });
+        sys::nap(LOOK_AGAIN);
     }
 }
 

@@ -27,7 +27,7 @@ pub fn mark(start: usize, len: usize) {
 
 /// Has the program become another? `None`: nobody can tell.
 fn left() -> Option<bool> {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let me = sys::own_process();
     // It may have mounted a /proc of its own namespace, as who makes a container does.
     keeper::list_again(me);
     let program = keeper::listed();
@@ -119,7 +119,7 @@ pub fn guest() -> Option<Guest> {
 }
 
 fn look_for_guest() -> Option<Guest> {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let me = sys::own_process();
     numbers(c"/proc", |listed| {
         let id = number_of(listed).filter(|id| *id != me)?;
         // A fork's child may have its own counters where its parent has some.

@@ -28,7 +28,6 @@ use pageout::space::PAGE;
 use pageout::sync::{Baton, Wait};
 use rustix::io::Errno;
 use rustix::mm::{mmap_anonymous, mprotect, munmap, MapFlags, MprotectFlags, ProtFlags};
-use rustix::thread::{nanosleep, Timespec};
 
 const MAYMOVE: usize = raw::MREMAP_MAYMOVE as usize;
 const FIXED: usize = raw::MREMAP_FIXED as usize;
@@ -440,7 +439,7 @@ unsafe fn shift(start: usize, end: usize, to: usize) -> Result<(), (Errno, usize
 /// Moves what was moved to where it was, while others may be given what it left as soon as they ask. Waits for a mapping
 /// more where the program has as many as it may: to be refused one is what brings it here.
 unsafe fn bring_back(start: usize, end: usize, to: usize) -> Result<(), Errno> {
-    let nap = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    const NAP: i64 = 10_000_000;
     let (mut at, mut reserved) = (start, false);
     let mut patience = PATIENCE;
     loop {
@@ -462,7 +461,7 @@ unsafe fn bring_back(start: usize, end: usize, to: usize) -> Result<(), Errno> {
             Err((Errno::NOMEM, stopped)) if patience > 0 => (at, patience) = (stopped, patience - 1),
             done => return done.map_err(|(errno, _)| errno),
         }
-        let _ = nanosleep(&nap);
+        sys::nap(NAP);
     }
 }
 

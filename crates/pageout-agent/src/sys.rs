@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as raw;
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::process::{getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
-use rustix::thread::{futex, gettid, Timespec};
+use rustix::process::{getpid, getrlimit, setrlimit, test_kill_process, Pid, Resource, Rlimit};
+use rustix::thread::{futex, gettid, nanosleep, Timespec};
 use rustix::time::{clock_gettime, ClockId};
 
 pub use pageout::call::call as call6;
@@ -124,7 +124,7 @@ pub fn same_memory(one: u32, other: u32) -> Option<bool> {
 
 /// What the calling process has at an address, as far as it can be read.
 pub fn read_memory(at: usize, into: &mut [u8]) -> Option<&[u8]> {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let me = own_process() as usize;
     let [from, to] = [[at, into.len()], [into.as_mut_ptr() as usize, into.len()]];
     let [from, to] = [&raw const from as usize, &raw const to as usize];
     // SAFETY: writes at most the slice.
@@ -134,7 +134,7 @@ pub fn read_memory(at: usize, into: &mut [u8]) -> Option<&[u8]> {
 
 /// Ends the process as by SIGKILL; where a filter forbids that, with the same status.
 pub fn kill_self() -> ! {
-    let me = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let me = own_process() as usize;
     // SAFETY: takes numbers.
     let _ = unsafe { call(raw::__NR_kill, me, raw::SIGKILL as usize, 0, 0) };
     exit_group(128 + raw::SIGKILL as i32)
@@ -192,6 +192,11 @@ pub fn owns_all_files() -> bool {
     sets.is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::FOWNER))
 }
 
+/// The calling process's number.
+pub fn own_process() -> u32 {
+    getpid().as_raw_nonzero().get() as u32
+}
+
 /// The calling thread's number.
 pub fn own_number() -> u32 {
     gettid().as_raw_nonzero().get() as u32
@@ -207,6 +212,11 @@ pub fn has_ended(thread: u32) -> bool {
 pub fn wait_a_tenth(word: &AtomicU32, was: u32, flags: futex::Flags) -> bool {
     let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     futex::wait(word, flags, was, Some(&tenth)) == Err(Errno::TIMEDOUT)
+}
+
+/// Sleeps for so many nanoseconds, less than a second, or until a handler has run.
+pub fn nap(ns: i64) {
+    let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: ns });
 }
 
 /// Blocks every signal for the calling task; returns the mask before.

@@ -54,7 +54,7 @@ impl Queue {
             if kernel.now() - asked < AT_ONCE {
                 break;
             }
-            let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: BUSY_NAP });
+            sys::nap(BUSY_NAP);
         }
     }
 

@@ -21,9 +21,9 @@ pub(super) unsafe fn prlimit(process: c_int, resource: c_uint, new: *const Limit
             sys::call(raw::__NR_prlimit64, process as usize, resource as usize, new as usize, old as usize)
         }
     };
-    let me = rustix::process::getpid().as_raw_nonzero().get();
+    let me = sys::own_process();
     // Not of a guest in the same memory (vfork), which is about to become another program.
-    let ours = (process == 0 || process == me) && me as u32 == keeper::program() && memory::is_home();
+    let ours = (process == 0 || process as u32 == me) && me == keeper::program() && memory::is_home();
     if new.is_null() || !ours || !matches!(resource, raw::RLIMIT_AS | raw::RLIMIT_DATA) {
         return answer(set(new)) as c_int;
     }

@@ -545,12 +545,10 @@ pub(super) unsafe fn setsockopt(
 
 /// Has a pipe a place that is free?
 fn has_room(pipe: c_int) -> bool {
-    const POLLOUT: u64 = 4;
-    // `struct pollfd`: the descriptor, what is asked for and what is the case, 16 bits each.
-    let mut asked = (POLLOUT << 32) | u64::from(pipe as u32);
+    let mut asked = raw::pollfd { fd: pipe, events: raw::POLLOUT as i16, revents: 0 };
     // SAFETY: one of them, which outlives the call.
     let found = unsafe { sys::call(raw::__NR_poll, (&raw mut asked) as usize, 1, 0, 0) };
-    found == Ok(1) && asked >> 48 & POLLOUT != 0
+    found == Ok(1) && asked.revents & raw::POLLOUT as i16 != 0
 }
 
 const SOL_XDP: c_int = 283;
