@@ -101,7 +101,7 @@ fn loadable(path: &Path) -> bool {
 }
 
 /// Writes `bytes` as `name` into `directory`, unless they are there, and checks that they can be run from there.
-pub fn unpack(directory: &Path, reach: Reach, bytes: &[u8], name: &str) -> Result<PathBuf> {
+fn unpack(directory: &Path, reach: Reach, bytes: &[u8], name: &str) -> Result<PathBuf> {
     let shown = directory.display();
     named_well(directory)?;
     directory::ensure(directory, reach)?;

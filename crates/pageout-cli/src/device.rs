@@ -465,7 +465,7 @@ fn too_large(error: &io::Error) -> Option<&'static str> {
 }
 
 /// The directory for files without a name.
-pub fn unnamed_directory() -> Result<PathBuf> {
+fn unnamed_directory() -> Result<PathBuf> {
     match std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => Ok(dir.into()),
         None => std::env::current_dir().map_err(|e| {

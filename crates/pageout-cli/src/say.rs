@@ -20,7 +20,7 @@ use crate::{program, sys};
 
 /// How much a line matters; the numbers are those of the `Log` message of keepers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+enum Level {
     /// Something failed. Always said.
     Error = 0,
     /// Something is not as asked. Not said with `-q`.

@@ -177,7 +177,7 @@ fn lives_or_leaves(pid: i32) -> bool {
 }
 
 /// The children of all threads of a process.
-pub fn children_of(pid: i32) -> Vec<i32> {
+fn children_of(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists = threads.filter_map(|thread| sys::text_of(thread.ok()?.path().join("children")));
     lists

@@ -666,7 +666,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Reads events, one batch or what it takes to know their order, and applies all but the faults; shows each to
     /// `each`, which answers no fault itself. Exclusive.
-    pub(crate) fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
+    fn read_and_apply(&self, regions: &mut Regions, mut each: impl FnMut(Event)) -> usize {
         let mut events = [Event::Remove { start: 0, end: 0 }; 32];
         let mut order = Order::new(&self.kernel);
         let mut backoff = crate::sync::Backoff::new();

@@ -11,7 +11,7 @@ use linux_raw_sys::general::{__NR_pread64, __NR_preadv, __NR_pwrite64, __NR_pwri
 use rustix::fd::{AsRawFd, BorrowedFd};
 
 /// The most parts that one system call takes (`UIO_MAXIOV`).
-pub(super) const PARTS_MAX: usize = 1024;
+const PARTS_MAX: usize = 1024;
 
 /// Address and length of memory: by the assertions below, the kernel's `iovec`.
 pub(super) type Part = (usize, usize);

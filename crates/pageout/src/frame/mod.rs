@@ -160,7 +160,7 @@ impl Frames {
         }
     }
 
-    /// Where a frame is. Frames from [`Frames::first_huge`] on are the pages of huge frames, and behind them those for what
+    /// Where a frame is. Frames from `first_huge` on are the pages of huge frames, and behind them those for what
     /// can be executed.
     pub fn address(&self, frame: u32) -> usize {
         let frame = frame as usize;
@@ -234,7 +234,7 @@ impl Frames {
     }
 
     /// The number of the first page of the first huge frame.
-    pub fn first_huge(&self) -> u32 {
+    fn first_huge(&self) -> u32 {
         self.small as u32
     }
 

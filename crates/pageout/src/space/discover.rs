@@ -36,7 +36,7 @@ impl<'a> Area<'a> {
     }
 
     /// Private anonymous memory that the program reads and writes.
-    pub fn is_adoptable(&self) -> bool {
+    fn is_adoptable(&self) -> bool {
         self.permissions == b"rw-p" && self.is_anonymous()
     }
 

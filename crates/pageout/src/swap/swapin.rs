@@ -58,7 +58,7 @@ pub struct Incoming {
     clippy::large_enum_variant,
     reason = "lives on the stack of one call; the fault path allocates nothing"
 )]
-pub(crate) enum Buffer {
+enum Buffer {
     /// Small frames.
     Small(Parts),
     /// One huge frame.
