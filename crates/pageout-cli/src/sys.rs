@@ -1,4 +1,4 @@
-//! System calls that std does not have, as safe functions. Every `unsafe` of the command is here, and in `witness`.
+//! System calls that std does not have, as safe functions. Every `unsafe` of the command is here, in `witness`, and in tests.
 //!
 //! Nothing here decides anything. All descriptors are close-on-exec. Any thread, except where said.
 

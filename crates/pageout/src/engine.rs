@@ -161,6 +161,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) orders: Lock<Orders>,
     /// Who faults.
     pub(crate) crowd: Crowd,
+    /// The clock of evictions: units that have left, from [`FIRST`] on. By it a unit knows when it left (`evicted_at`), and the policy
+    /// how soon it came back.
     pub(crate) evictions: AtomicU32,
     /// What the checksums are made with.
     pub key: Key,

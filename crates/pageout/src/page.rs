@@ -18,13 +18,13 @@
 //! | inherit | None, Gone | Swapped | a fork's child, before it goes on: its parent's page was out |
 //! | detach | Resident | Resident | who clears a device, or a fault while it is full: the entry is given up |
 //! | leave | Resident | Cached | evictor, after MOVE out |
-//! | rescue | Cached | Resident | fault: the frame still has it |
+//! | rescue | Cached | Resident | fault: the frame still has it; evictor: it could not be written |
 //! | settle | Cached | Swapped, Zero | evictor, after the write |
 //! | fetch | Swapped | Busy | fault, before the read |
 //! | arrive | Busy | Resident | fault, after MOVE or COPY in |
 //! | abandon | Busy | Swapped | fault that could not finish |
-//! | poison | Busy, Gone | Poisoned | fault whose data are lost |
-//! | forget | any | None | event: moved away; something else is here by now |
+//! | poison | Busy, Gone | Poisoned | fault whose data are lost; adopter that found the page there |
+//! | forget | any | None | event: moved away; something else is here by now. Evictor, fault, adopter, a fork's child: found so without an event |
 //! | unmap | any | Gone, None | event |
 //! | moved | any | what it was elsewhere; Swapped if that was Busy | event: it came here |
 //! | discard | any | None | event: about to be discarded, so not to be adopted though it may still be mapped |

@@ -367,7 +367,8 @@ impl<K: Kernel> Engine<K> {
         self.drop_ready(usize::MAX);
     }
 
-    /// Gives up to `pages` of filled frames back to the kernel; those that faults will soon need stay.
+    /// Gives about `pages` of filled frames back to the kernel, whole chunks first. Faults will do without them: that is for the caller
+    /// to weigh.
     fn drop_ready(&self, pages: usize) -> usize {
         let dropped = self.drop_small(pages);
         dropped + self.drop_huge(pages.saturating_sub(dropped))
