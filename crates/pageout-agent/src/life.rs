@@ -25,7 +25,7 @@ use pageout::frame::{Frames, CHUNK, EXECUTABLE};
 use pageout::kernel::{HugePages, Kernel, Linux, Statm};
 use pageout::slot::{CLUSTER_LOCKS, LIST_LOCKS};
 use pageout::space::discover::{bss_end, Area, Walk};
-use pageout::space::{BLOCK, BLOCK_LOCKS, PAGE, UNIT};
+use pageout::space::{BLOCK, BLOCK_LOCKS, BLOCK_ORDER, PAGE, UNIT};
 use pageout::stats::Stats;
 use pageout::swap::Place;
 use pageout::sync::LockClass;
@@ -454,14 +454,14 @@ impl Life {
         let config = Config {
             pins: Some(&exit::PINS),
             limit_pages: limit_pages as i64,
-            max_order: self.settings.max_order.min(9) as u8,
+            max_order: self.settings.max_order.min(BLOCK_ORDER.into()) as u8,
             swapin: match self.settings.swapin {
                 1 => Swapin::Always,
                 2 => Swapin::Madvise,
                 3 => Swapin::Never,
                 _ => Swapin::Auto,
             },
-            huge: self.settings.max_order >= 9 && HugePages::now() != HugePages::Never,
+            huge: self.settings.max_order >= BLOCK_ORDER.into() && HugePages::now() != HugePages::Never,
             zeros,
         };
         let place = Place::new(kernel.cpus().min(MOST_SHARDS), [], Box::new(self.link))

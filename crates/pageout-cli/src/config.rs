@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 use pageout::api::{reason, Bytes, Spec};
+use pageout::stats::MAX_ORDER;
 use pageout::wire::ENV_RUN;
 
 use crate::directory::{self, Reach};
@@ -136,7 +137,7 @@ impl Config {
                 all.iter().map(spec).collect()
             })?,
             swapin: one("swapin").map_or(Ok(0), swapin)?,
-            max_order: one("max-order").map_or(Ok(9), max_order)?,
+            max_order: one("max-order").map_or(Ok(MAX_ORDER as u32), max_order)?,
             strict: one("strict").map_or(Ok(false), yes_or_no)?,
             any_user: one("any-user").map_or(Ok(false), any_user)?,
             stats: one("stats").map(|w| PathBuf::from(&w.text)),
@@ -278,7 +279,7 @@ fn swapin(written: &Written) -> Result<u32> {
 }
 
 fn max_order(written: &Written) -> Result<u32> {
-    let order = written.text.parse().ok().filter(|order| *order <= pageout::stats::MAX_ORDER as u32);
+    let order = written.text.parse().ok().filter(|order| *order <= MAX_ORDER as u32);
     order.ok_or_else(|| written.complain("an order from 0 (4K) to 9 (2M)"))
 }
 

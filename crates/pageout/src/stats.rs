@@ -4,11 +4,12 @@
 //! killed can still be read. Names are those of /proc/vmstat where the thing is the same, and the JSON
 //! keys that `--stats` writes.
 
+use crate::space::BLOCK_ORDER;
 use crate::wire::DEVICES;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Largest order: 512 pages, 2 MiB.
-pub const MAX_ORDER: usize = 9;
+pub const MAX_ORDER: usize = BLOCK_ORDER as usize;
 /// Buckets of a histogram: bucket `n` counts values in `[2^n, 2^(n+1))` nanoseconds.
 pub const BUCKETS: usize = 48;
 

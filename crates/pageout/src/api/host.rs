@@ -26,7 +26,7 @@ use crate::fault::Server;
 use crate::frame::{Frames, CHUNK};
 use crate::kernel::{HugePages, Kernel, Linux};
 use crate::reclaim::Round;
-use crate::space::{BLOCK, PAGE};
+use crate::space::{BLOCK, BLOCK_ORDER, PAGE};
 use crate::stats::Stats;
 use crate::swap::swapout::Outgoing;
 use crate::swap::Place;
@@ -219,7 +219,7 @@ impl Host {
             limit_pages: limit_pages as i64,
             max_order: plan.max_order,
             swapin: plan.swapin,
-            huge: plan.max_order >= 9 && HugePages::now() != HugePages::Never,
+            huge: plan.max_order >= BLOCK_ORDER && HugePages::now() != HugePages::Never,
             zeros: zeros.start(),
         };
         let staging = [small.start()..small.end(), large.start()..large.end()];

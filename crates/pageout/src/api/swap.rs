@@ -8,6 +8,7 @@ use super::memory::Mapping;
 use super::process::Process;
 use super::{Bytes, Error, Region};
 use crate::engine::{Engine, Swapin};
+use crate::space::BLOCK_ORDER;
 use crate::stats::Stats;
 use crate::sync::{Lock, OTHER_LOCKS};
 use core::fmt;
@@ -40,7 +41,7 @@ impl Swap {
             memory: Bytes(0),
             devices: Vec::new(),
             swapin: Swapin::Auto,
-            max_order: 9,
+            max_order: BLOCK_ORDER,
             delivery: Delivery::Handler,
         }
     }
@@ -178,7 +179,7 @@ impl Builder {
 
     /// The largest order (a power of two of pages) that a fault brings in, 0 to 9; more counts as 9.
     pub fn max_order(mut self, order: u8) -> Self {
-        self.max_order = order.min(9);
+        self.max_order = order.min(BLOCK_ORDER);
         self
     }
 

@@ -22,14 +22,14 @@ use crate::kernel::{Fault, Found, Kernel};
 use crate::page::Tag;
 use crate::slot::Memory;
 use crate::space::{
-    page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
+    page_start, BlockState, Region, Regions, Unit, BLOCK, BLOCK_ORDER, BLOCK_PAGES, PAGE, UNIT, UNIT_PAGES,
 };
 use crate::stats::Stats;
 use crate::swap::swapin::{Brought, Incoming, Urge};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::Backoff;
 use crowd::{Called, Wakes};
-use order::{Asked, WHOLE};
+use order::Asked;
 use rustix::io::Errno;
 use stream::Stream;
 
@@ -313,7 +313,8 @@ impl Server {
                     let ahead = core::mem::take(&mut self.incoming.ahead);
                     let end = block_start / PAGE + end;
                     engine.streams.advance(fault.thread, self.stream, end, order, ahead);
-                    let goes_on = self.stream.is_some_and(|stream| stream.is_next && stream.order == WHOLE);
+                    let goes_on =
+                        self.stream.is_some_and(|stream| stream.is_next && stream.order == BLOCK_ORDER);
                     if was_read {
                         Stats::add(&engine.stats.pgmajfault, 1);
                         if goes_on && ahead as usize + 1 == BLOCK_PAGES && !self.inline {
@@ -618,7 +619,8 @@ impl<K: Kernel> Engine<K> {
         stream: Option<Stream>,
         swapped: bool,
     ) -> u8 {
-        let most = self.config.max_order.min(if self.config.swapin == Swapin::Never { 8 } else { 9 });
+        let largest = if self.config.swapin == Swapin::Never { BLOCK_ORDER - 1 } else { BLOCK_ORDER };
+        let most = self.config.max_order.min(largest);
         let order = match (swapped, self.config.swapin) {
             // New memory that lies in between was not asked for, and may never be.
             (false, _) => stream.filter(|stream| stream.is_next).map_or(0, |stream| stream.order + 2),

@@ -22,7 +22,7 @@
 //! Plain arithmetic on what it is told; its owner guards it by a lock that is a leaf.
 
 use super::stream::{self, THREADS, UNIT_ORDER};
-use crate::space::{bits, Usage, BLOCK_PAGES, UNIT_PAGES};
+use crate::space::{bits, Usage, BLOCK_ORDER, UNIT_PAGES};
 
 /// The largest order that the sample decides about: a unit.
 const ORDERS: usize = UNIT_PAGES.trailing_zeros() as usize + 1;
@@ -33,8 +33,6 @@ const PAGE_NS: u64 = 2_000;
 const FIRST: u8 = 2;
 /// Units that are sampled at once.
 const SAMPLES: usize = 64;
-/// The order of a block.
-pub const WHOLE: u8 = BLOCK_PAGES.ilog2() as u8;
 /// Faults that a unit is watched for; and, where one of a stream is, of the thread's streams elsewhere.
 const WATCHED: u32 = 1024;
 const WATCHED_STREAM: u32 = 32;
@@ -167,7 +165,7 @@ impl Orders {
         if let Some(last) = last {
             let (kind, best) = self.streams(thread);
             if best < UNIT_ORDER || last >= UNIT_ORDER {
-                let order = if best < UNIT_ORDER { best } else { (last + 1).min(WHOLE) };
+                let order = if best < UNIT_ORDER { best } else { (last + 1).min(BLOCK_ORDER) };
                 let watched = self.sample_stream(thread, unit, out, order);
                 return if watched { (0, Some(kind)) } else { (order, None) };
             }
@@ -331,7 +329,7 @@ mod tests {
 
     /// What a thread's stream of whole blocks takes, fault by fault, when of each unit these pages are used.
     fn of_stream(orders: &mut Orders, used: u16, faults: usize) -> std::vec::Vec<u8> {
-        let mut last = WHOLE;
+        let mut last = BLOCK_ORDER;
         let fault = |unit: usize| {
             if orders.due(1).is_some() {
                 orders.learn(Kind::of_streams(1), used, u16::MAX, 2_000, 1000, 3000);
@@ -350,15 +348,15 @@ mod tests {
         let dense = of_stream(&mut orders, u16::MAX, 4000);
         let watched = dense.iter().filter(|order| **order == 0).count();
         assert!((6..10).contains(&watched), "{watched} units watched");
-        assert!(dense[100..].iter().filter(|order| **order >= 9).count() > 3800);
+        assert!(dense[100..].iter().filter(|order| **order >= BLOCK_ORDER).count() > 3800);
         // One page of eight.
         let sparse = of_stream(&mut orders, 0x0101, 4000);
         assert!(sparse[3000..].iter().all(|order| *order == 0));
         // Another thread's does not end by that, and this one's goes on when it uses all again.
         let asked = Asked { thread: 2, unit: 1, at: 0, out: u16::MAX, last: Some(8) };
-        assert_eq!(orders.choose_anew(asked), (9, None));
+        assert_eq!(orders.choose_anew(asked), (BLOCK_ORDER, None));
         let dense = of_stream(&mut orders, u16::MAX, 1000);
-        assert!(dense[100..].iter().filter(|order| **order >= 9).count() > 800);
+        assert!(dense[100..].iter().filter(|order| **order >= BLOCK_ORDER).count() > 800);
     }
 
     #[test]

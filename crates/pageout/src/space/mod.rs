@@ -32,7 +32,9 @@ pub const PAGE: usize = 4096;
 /// Bytes of a block.
 pub const BLOCK: usize = 2 << 20;
 /// Pages of a block.
-pub const BLOCK_PAGES: usize = 512;
+pub const BLOCK_PAGES: usize = 1 << BLOCK_ORDER;
+/// Its order, the largest that there is: pages of a run as a power of two.
+pub const BLOCK_ORDER: u8 = 9;
 /// Pages of a unit: what reclaim queues and takes.
 pub const UNIT_PAGES: usize = 16;
 /// Bytes of a unit.
