@@ -211,19 +211,6 @@ impl State {
         }
     }
 
-    /// The first used slot at or after `from`, with owner and count.
-    pub(super) fn next_used(&self, from: usize) -> Option<(usize, Owner, u32)> {
-        let table = self.table_ref()?;
-        let mut at = from;
-        loop {
-            at = table.next_taken(at)?;
-            if !table.word(at).is_bad() {
-                return Some((at, table.word(at).owner(), self.count_at(at)));
-            }
-            at += 1;
-        }
-    }
-
     fn check_run(&self, entry: Entry, n: usize) -> Result<(), WrongEntry> {
         (0..n).try_for_each(|i| self.look(entry.at(i)).map(drop))
     }
@@ -322,6 +309,42 @@ impl State {
         }
     }
 
+    /// The list where the cluster belongs, now that slots of it were given or freed. From a nonfull list
+    /// it goes only when it is empty or full: whether a run is left is found out by who looks for one.
+    pub(super) fn home(&mut self, now: Listed, discard: bool) -> Listed {
+        if self.is_empty() {
+            return if discard { Listed::DISCARD } else { Listed::FREE };
+        }
+        if self.is_full() {
+            return Listed::FULL;
+        }
+        if self.used == 0 {
+            // Bad slots alone: a new start as a cluster for single pages.
+            self.order = 0;
+        }
+        if now == Listed::nonfull(self.order) || self.fits() {
+            Listed::nonfull(self.order)
+        } else {
+            Listed::fragmented(self.order)
+        }
+    }
+}
+
+#[cfg(any(test, feature = "simulated", loom, shuttle))]
+impl State {
+    /// The first used slot at or after `from`, with owner and count.
+    pub(super) fn next_used(&self, from: usize) -> Option<(usize, Owner, u32)> {
+        let table = self.table_ref()?;
+        let mut at = from;
+        loop {
+            at = table.next_taken(at)?;
+            if !table.word(at).is_bad() {
+                return Some((at, table.word(at).owner(), self.count_at(at)));
+            }
+            at += 1;
+        }
+    }
+
     pub(super) fn has_table(&self) -> bool {
         self.table.is_some()
     }
@@ -344,26 +367,6 @@ impl State {
             let more = self.continued.as_ref().map_or(0, |continued| continued[0].counts[at]);
             assert_eq!(word.is_continued(), more != 0);
             assert!(more == 0 || word.count() == Word::MAX);
-        }
-    }
-
-    /// The list where the cluster belongs, now that slots of it were given or freed. From a nonfull list
-    /// it goes only when it is empty or full: whether a run is left is found out by who looks for one.
-    pub(super) fn home(&mut self, now: Listed, discard: bool) -> Listed {
-        if self.is_empty() {
-            return if discard { Listed::DISCARD } else { Listed::FREE };
-        }
-        if self.is_full() {
-            return Listed::FULL;
-        }
-        if self.used == 0 {
-            // Bad slots alone: a new start as a cluster for single pages.
-            self.order = 0;
-        }
-        if now == Listed::nonfull(self.order) || self.fits() {
-            Listed::nonfull(self.order)
-        } else {
-            Listed::fragmented(self.order)
         }
     }
 }

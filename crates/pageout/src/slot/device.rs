@@ -226,6 +226,7 @@ impl Device {
         self.fresh.load(Relaxed) != 0
     }
 
+    #[cfg(any(test, feature = "simulated", loom, shuttle))]
     pub(super) fn trunks(&self) -> Guard<'_, Trunks> {
         self.trunks.lock()
     }

@@ -51,6 +51,7 @@ impl Listed {
     }
 
     /// Every list.
+    #[cfg(any(test, feature = "simulated", loom, shuttle))]
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..Self::LISTS as u8).map(Self)
     }

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+#[cfg(any(test, feature = "simulated", loom, shuttle))]
 mod audit;
 mod cluster;
 mod device;
@@ -30,13 +31,15 @@ mod table;
 mod trunks;
 
 pub use self::alloc::Lack;
+#[cfg(any(test, feature = "simulated", loom, shuttle))]
+pub use self::audit::{Cursor, DeviceUsage};
 pub use self::cluster::CLUSTER_LOCKS;
 pub use self::device::{DeviceConfig, NoMemory, DEVICE_LOCKS};
 pub use self::entry::{DeviceId, Entry, Owner, WrongEntry, MAX_DEVICES, MAX_SLOTS, SLOT_BYTES};
 pub use self::free::DupError;
 pub use self::lists::LIST_LOCKS;
 pub use self::spare::Memory;
-pub use self::switch::{Cursor, DeviceUsage, SwapoffError, SwaponError};
+pub use self::switch::{SwapoffError, SwaponError};
 pub use crate::sync::LockClass;
 
 use ::alloc::boxed::Box;

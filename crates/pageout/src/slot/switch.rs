@@ -1,4 +1,4 @@
-//! Devices that come and go: swapon, swapoff, trunks, and what is in use.
+//! Devices that come and go: swapon, swapoff, trunks.
 
 use core::fmt;
 
@@ -6,7 +6,7 @@ use super::device::{Device, DeviceConfig, NoMemory};
 use super::lists::Listed;
 use super::spare::Memory;
 use super::table::one;
-use super::{DeviceId, Entry, Owner, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_CLUSTERS};
+use super::{DeviceId, Slots, CLUSTER_SLOTS, MAX_DEVICES, MAX_SLOTS, TRUNK_CLUSTERS};
 use crate::flaw::{makes, Flaw};
 use crate::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -58,21 +58,6 @@ impl fmt::Display for SwapoffError {
 
 impl core::error::Error for SwapoffError {}
 
-/// How full a device is. Taken while others work: each number held at some time, not all at the same.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct DeviceUsage {
-    /// Slots that the device has, those of a header and bad ones included.
-    pub slots: u64,
-    /// Slots in use.
-    pub used: u64,
-    /// Clusters that serve no order now, those of trunks never used included.
-    pub free_clusters: u64,
-}
-
-/// Where a walk over used slots is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cursor(Option<Entry>);
-
 impl Slots {
     /// Takes a device on. Its slots can be given from now on.
     pub fn swapon(&self, config: DeviceConfig) -> Result<DeviceId, SwaponError> {
@@ -106,7 +91,7 @@ impl Slots {
         Ok(id)
     }
 
-    fn device_on(&self, id: DeviceId) -> Option<&Device> {
+    pub(super) fn device_on(&self, id: DeviceId) -> Option<&Device> {
         self.device(id).filter(|_| *self.numbers.lock() & id.bit() != 0)
     }
 
@@ -172,51 +157,7 @@ impl Slots {
         Ok(())
     }
 
-    /// A walk over the used slots of a device, from its start.
-    pub fn walk(&self, id: DeviceId) -> Cursor {
-        Cursor(Some(Entry::new(id, 0)))
-    }
-
-    /// The next used slot on the walk, ascending, with its first owner and how many name it. It may be
-    /// allocated a moment ago and not be written yet, and may be free when the caller looks. After the
-    /// walk's end, where swapoff has begun, what was left in use is found by another walk.
-    pub fn next_used(&self, cursor: &mut Cursor) -> Option<(Entry, Owner, u32)> {
-        let from = cursor.0?;
-        let device = self.device(from.device()?)?;
-        for (index, cluster) in device.clusters(from.cluster()) {
-            let start = if index == from.cluster() { from.offset_in_cluster() } else { 0 };
-            let found = cluster.lock().next_used(start);
-            if let Some((at, owner, count)) = found {
-                let entry = device.base(index).at(at);
-                let next = entry.slot() + 1;
-                cursor.0 = (next < MAX_SLOTS).then(|| Entry::new(device.id, next));
-                return Some((entry, owner, count));
-            }
-        }
-        cursor.0 = None;
-        None
-    }
-
-    fn count_used(&self, device: &Device) -> u64 {
+    pub(super) fn count_used(&self, device: &Device) -> u64 {
         device.clusters(0).map(|(_, cluster)| cluster.lock().used() as u64).sum()
-    }
-
-    /// How full a device is. Looks at every cluster that was ever used: for people, not for decisions.
-    pub fn usage(&self, id: DeviceId) -> Option<DeviceUsage> {
-        let device = self.device_on(id)?;
-        let free = device.clusters(0).filter(|(_, cluster)| cluster.listed().is_bare()).count() as u64;
-        let trunk = device.trunk_slots();
-        let (slots, fresh) = {
-            let trunks = device.trunks();
-            // Not before: a trunk that comes moves it.
-            let end = device.end();
-            let slots = trunks.owned.iter().map(|number| (end - u64::from(number) * trunk).min(trunk)).sum();
-            (slots, trunks.fresh.iter().count() as u64)
-        };
-        Some(DeviceUsage {
-            slots,
-            used: self.count_used(device),
-            free_clusters: free + fresh * trunk / CLUSTER_SLOTS as u64,
-        })
     }
 }

@@ -176,6 +176,7 @@ impl Table {
     }
 
     /// The first taken slot at or after `from`.
+    #[cfg(any(test, feature = "simulated", loom, shuttle))]
     pub(super) fn next_taken(&self, from: usize) -> Option<usize> {
         (from / 64..MAP).find_map(|i| {
             let below = if i == from / 64 { (1u64 << (from % 64)) - 1 } else { 0 };
