@@ -3,7 +3,7 @@
 use super::{Event, Fault, Found, Growth, Kernel};
 use crate::call::call;
 use crate::space::{BLOCK, PAGE};
-use crate::sync::{timeout, Backoff, Lock, LockClass};
+use crate::sync::{timeout, Backoff, Lock, OTHER_LOCKS};
 use core::fmt;
 use core::sync::atomic::{
     AtomicU32,
@@ -54,8 +54,6 @@ pub struct Linux {
     /// A block of the engine's to put page tables in that the kernel does not free; 0: none.
     attic: usize,
 }
-
-static TAKING_LOCKS: LockClass = LockClass::new();
 
 const NONE_TOLD: u32 = u32::MAX;
 
@@ -375,7 +373,7 @@ impl Linux {
             refuses_pinned: is_at_least(uname().release().to_bytes(), (6, 18)),
             frees_tables: is_at_least(uname().release().to_bytes(), (6, 14)),
             tangles: !is_at_least(uname().release().to_bytes(), (6, 14)),
-            taking: Lock::new((), &TAKING_LOCKS),
+            taking: Lock::new((), &OTHER_LOCKS),
             attic: 0,
         })
     }
