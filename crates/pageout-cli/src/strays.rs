@@ -310,12 +310,14 @@ struct Loaded {
     agent: bool,
     /// And has begun: there is what it maps first, which a fork's child finds empty (see its `memory.rs`).
     begun: bool,
+    /// That is mapped at least, as it is in a fork's child.
+    mapped: bool,
     /// Files that are mapped.
     files: usize,
 }
 
 impl Loaded {
-    /// From what `maps` or `smaps` of a process says, of which only the latter tells who has begun.
+    /// From what `maps` or `smaps` of a process says, of which only the latter tells who has begun, or whose parent had.
     fn of(pid: i32, list: &str, agent: &Path) -> Option<Self> {
         Some(Self::read(&sys::text_of(format!("/proc/{pid}/{list}"))?, agent))
     }
@@ -323,20 +325,24 @@ impl Loaded {
     fn read(list: &str, agent: &Path) -> Self {
         let files: HashSet<&Path> =
             list.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).collect();
-        let (mut there, mut begun) = (0, false);
+        let has = |flags: &str, wanted| flags.split_whitespace().any(|flag| flag == wanted);
+        let (mut there, mut begun, mut mapped) = (0, false, false);
         for line in list.lines() {
             let (name, rest) = line.split_once(':').unwrap_or_default();
             let bytes = || rest.split_whitespace().next()?.parse::<u64>().ok();
             match name {
                 "Rss" => there = bytes().unwrap_or(0),
                 "Swap" => there += bytes().unwrap_or(0),
-                "VmFlags" => begun |= there > 0 && rest.split_whitespace().any(|flag| flag == "wf"),
+                // Not that of the kernel's random numbers, which may go at any time.
+                "VmFlags" if has(rest, "wf") && !has(rest, "dp") => {
+                    (begun, mapped) = (begun || there > 0, true);
+                }
                 _ => {}
             }
         }
         // Another mount namespace may have it elsewhere.
         let agent = files.iter().any(|path| path.file_name() == agent.file_name());
-        Self { agent, begun, files: files.len() }
+        Self { agent, begun, mapped, files: files.len() }
     }
 }
 
@@ -369,14 +375,21 @@ fn why_not_preloaded(pid: i32, agent: &Path, reach: Reach) -> Option<String> {
         return Some("has another root than pageout, where neither agent nor run can be reached".into());
     }
     let told = told(pid, agent);
-    (told != Told::All && !has_agent()).then(|| match told {
-        Told::Others => "LD_PRELOAD was set anew, so pageout was not preloaded (add to it: LD_PRELOAD=LIBRARY:$LD_PRELOAD)"
-            .into(),
-        _ => {
-            let variables = format!("LD_PRELOAD and {}", pageout::wire::ENV_RUN);
-            format!("its environment was cleared, so pageout was not preloaded (keep {variables})")
+    // It ends before it maps anything. A fork's child has what its parent maps, which may have written over its environment.
+    let is_idle = || Loaded::of(pid, "smaps", agent).is_some_and(|loaded| loaded.agent && !loaded.mapped);
+    let effect = match told {
+        Told::All => return None,
+        Told::NoRun if is_idle() => "pageout's agent has no run there",
+        _ if has_agent() => return None,
+        Told::Others => {
+            return Some(
+                "LD_PRELOAD was set anew, so pageout was not preloaded (add to it: LD_PRELOAD=LIBRARY:$LD_PRELOAD)"
+                    .into(),
+            )
         }
-    })
+        Told::NoRun | Told::Nothing => "pageout was not preloaded",
+    };
+    Some(format!("its environment was cleared, so {effect} (keep LD_PRELOAD and {})", pageout::wire::ENV_RUN))
 }
 
 /// Whether the kernel has told its loader to trust nobody (AT_SECURE).
@@ -401,7 +414,9 @@ enum Told {
     All,
     /// To preload something else.
     Others,
-    /// Not even that.
+    /// Something, but not where run is.
+    NoRun,
+    /// Nothing, or that is not to be seen.
     Nothing,
 }
 
@@ -416,6 +431,7 @@ fn told(pid: i32, agent: &Path) -> Told {
     match (value(pageout::wire::ENV_RUN), value("LD_PRELOAD")) {
         (Some(_), Some(list)) if list.split(|byte| b": ".contains(byte)).any(is_agent) => Told::All,
         (Some(_), Some(list)) if !list.is_empty() => Told::Others,
+        (None, _) if !environment.is_empty() => Told::NoRun,
         _ => Told::Nothing,
     }
 }
@@ -431,13 +447,14 @@ mod tests {
         };
         let new = area("/bin/x", 4, "ex") + &area("/lib/ld.so", 4, "ex") + &area("/bin/x", 0, "wr");
         let read = |list: &str| {
-            let Loaded { agent, begun, files } = Loaded::read(list, Path::new("/c/agent.so"));
-            (agent, begun, files)
+            let Loaded { agent, begun, mapped, files } = Loaded::read(list, Path::new("/c/agent.so"));
+            (agent, mapped, begun, files)
         };
-        assert_eq!(read(&new), (false, false, 2));
+        assert_eq!(read(&new), (false, false, false, 2));
         let mapped = new + &area("/other/agent.so", 4, "ex");
-        assert_eq!(read(&mapped), (true, false, 3));
-        assert_eq!(read(&(mapped.clone() + &area("", 0, "wf"))), (true, false, 3));
-        assert_eq!(read(&(mapped + &area("", 4, "wf"))), (true, true, 3));
+        assert_eq!(read(&mapped), (true, false, false, 3));
+        assert_eq!(read(&(mapped.clone() + &area("", 0, "wf"))), (true, true, false, 3));
+        assert_eq!(read(&(mapped.clone() + &area("", 4, "wf"))), (true, true, true, 3));
+        assert_eq!(read(&(mapped + &area("", 4, "wf dp"))), (true, false, false, 3));
     }
 }

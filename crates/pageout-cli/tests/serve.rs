@@ -152,7 +152,8 @@ fn role() {
         "quitter" => quitter_role(),
         "daemon" => daemon_role(),
         "killed parent" => killed_parent_role(),
-        "cleared" => cleared_role(),
+        "cleared" => cleared_role(|program| program.env_clear()),
+        "without its run" => cleared_role(|program| program.env_remove(ENV_RUN)),
         "anew" => anew_role(),
         "unusable" => two_say(Kind::Unusable, "permission denied"),
         "cleared and large" => large_role(Command::new("/bin/sh").env_clear()),
@@ -854,10 +855,10 @@ fn who_cannot_be_limited_is_told_of_once() {
 /// Names are any bytes.
 const ODD: &[u8] = b"./sl\xffp";
 
-/// Starts a program that no library is preloaded into.
-fn cleared_role() {
+/// Starts a program that no library is preloaded into, or that does not know its run.
+fn cleared_role(clear: fn(&mut Command) -> &mut Command) {
     let (_keeper, ..) = Keeper::served();
-    let status = Command::new(OsStr::from_bytes(ODD)).arg("2").env_clear().status().unwrap();
+    let status = clear(Command::new(OsStr::from_bytes(ODD)).arg("2")).status().unwrap();
     println!("{status}");
 }
 
@@ -865,14 +866,23 @@ fn cleared_role() {
 fn descendants_without_the_agent_are_told_of_or_killed() {
     let place = Place::new();
     std::os::unix::fs::symlink("/bin/sleep", place.path(OsStr::from_bytes(ODD))).unwrap();
-    let told = run(&place, "cleared", &["-s", "mem,size=64M", "--"]);
-    let line =
-        "(sl\u{fffd}p): its environment was cleared, so pageout was not preloaded (keep LD_PRELOAD and PAGEOUT_RUN); ";
-    assert!(told.err.contains(&format!("{line}its memory is not limited, but counts\n")), "{}", told.err);
-    assert_eq!((told.err.lines().count(), told.status), (1, 0));
-    let killed = run(&place, "cleared", &["--strict", "-s", "mem,size=64M", "--"]);
-    assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
-    assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+    let tried = &|(role, effect)| {
+        let line = format!(
+            "(sl\u{fffd}p): its environment was cleared, so {effect} (keep LD_PRELOAD and PAGEOUT_RUN); "
+        );
+        let told = run(&place, role, &["-s", "mem,size=64M", "--"]);
+        assert!(told.err.contains(&format!("{line}its memory is not limited, but counts\n")), "{}", told.err);
+        assert_eq!((told.err.lines().count(), told.status), (1, 0));
+        let killed = run(&place, role, &["--strict", "-s", "mem,size=64M", "--"]);
+        assert!(killed.err.contains(&format!("{line}killed (--strict)\n")), "{}", killed.err);
+        assert!(killed.out.contains("signal: 9"), "{}", killed.out);
+    };
+    let cases = [
+        ("cleared", "pageout was not preloaded"),
+        // It was taken for one that is being loaded, for half a minute.
+        ("without its run", "pageout's agent has no run there"),
+    ];
+    thread::scope(|scope| cases.map(|case| scope.spawn(move || tried(case))).map(drop));
 }
 
 /// Starts a program that another library is preloaded into.
