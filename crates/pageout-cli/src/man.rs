@@ -35,7 +35,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "Sizes are numbers with K, M, G, T or P, powers of 1024 (KiB, MiB and so on too); KB, MB and so on are powers of 1000. \
              The least limit is 16 MiB. A process that runs outside the limit, because the agent cannot be preloaded \
              into it (static, setuid, cleared environment) or has no engine there, is said once it has run for a second, once for each program, and \
-             its memory counts from then on, as what cannot go; or it is killed with --strict. With --memory max nothing is limited, counted or swapped. What another \
+             its memory counts from then on, as what cannot go; or it is killed with --strict, unless it has become a user whose processes pageout may not kill. With --memory max nothing is limited, counted or swapped. What another \
              pageout run started below keeps that one's limit.",
         ],
     ),

@@ -605,10 +605,12 @@ impl Server {
                 libc::RLIM_INFINITY => String::new(),
                 seconds => format!(" (it may use {seconds} s of CPU time, no more: raise ulimit -Ht)"),
             };
+            let end = client.why_not_killed();
             say::error(format_args!(
-                "{} ({}): its engine ended without a word while memory was swapped out{why}; killed, so that it cannot \
-                 go on with zeros",
-                client.pid, client.name
+                "{} ({}): its engine ended without a word while memory was swapped out{why}; {}",
+                client.pid,
+                client.name,
+                end.as_deref().unwrap_or("killed, so that it cannot go on with zeros")
             ));
         }
         if harmless || client.has_ended() {
@@ -616,6 +618,9 @@ impl Server {
         }
         let deadline = match connection.bye {
             Some(BYE_STOP) => {
+                if let Some(why) = client.why_not_killed() {
+                    say::error(format_args!("{} ({}): {why}", client.pid, client.name));
+                }
                 client.hold.kill();
                 None
             }

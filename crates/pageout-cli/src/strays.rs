@@ -12,6 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pageout::api::reason;
+
 use crate::config::Config;
 use crate::directory::Reach;
 use crate::program;
@@ -71,6 +73,15 @@ enum Stage {
     Begun,
     /// It does not come there.
     Never,
+}
+
+/// What was done about one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Treated {
+    /// By us, or it had ended.
+    Killed,
+    /// It was told of, and is to count.
+    LivesOn,
 }
 
 impl Strays {
@@ -183,8 +194,9 @@ impl Strays {
                 process.parent == me && process.name == "pageout" && is_agent()
             };
             if !may_come && !suspect.stray && !is_keeper() {
-                suspect.stray = self.treat(process, &is_told);
-                found.extend((suspect.stray && !self.strict).then(|| (process.clone(), Why::Stray)));
+                let treated = self.treat(process, &is_told);
+                suspect.stray = treated.is_some();
+                found.extend((treated == Some(Treated::LivesOn)).then(|| (process.clone(), Why::Stray)));
             }
             news |= may_come;
             suspects.insert(identity, suspect);
@@ -198,36 +210,42 @@ impl Strays {
         found
     }
 
-    /// False: to be tried again.
-    fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) -> bool {
+    /// None: to be tried again.
+    fn treat(&mut self, process: &Process, is_told: impl Fn(&str) -> bool) -> Option<Treated> {
         let Process { pid, name, thread, .. } = process;
+        let mut refused = String::new();
         if self.strict {
-            let Ok(pidfd) = PidFd::open(*pid) else { return false };
+            let pidfd = PidFd::open(*pid).ok()?;
             // While there is something to be read of it.
             let why = self.reason(*thread);
             // The number may have gone to another process before it was held.
-            if Process::of(*pid).is_some_and(|now| now.started == process.started) {
-                pidfd.kill(libc::SIGKILL);
-                say::error(format_args!("{pid} ({name}): {why}; killed (--strict)"));
+            if Process::of(*pid).is_none_or(|now| now.started != process.started) {
+                return Some(Treated::Killed);
             }
-            return true;
-        }
-        if is_told(name) {
-            return true;
+            match pidfd.kill(libc::SIGKILL) {
+                Ok(()) => {
+                    say::error(format_args!("{pid} ({name}): {why}; killed (--strict)"));
+                    return Some(Treated::Killed);
+                }
+                // It has become another user.
+                Err(error) => refused = format!("cannot be killed ({}); ", reason(&error)),
+            }
+        } else if is_told(name) {
+            return Some(Treated::LivesOn);
         }
         let program = match fs::read_link(exe(*thread)) {
             // Another user's.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => PathBuf::from(name),
-            Err(_) => return false,
+            Err(_) => return None,
             Ok(program) => program,
         };
         if self.told.insert(program) {
             say::warning(format_args!(
-                "{pid} ({name}): {}; its memory is not limited, but counts",
+                "{pid} ({name}): {}; {refused}its memory is not limited, but counts",
                 self.reason(*thread)
             ));
         }
-        true
+        Some(Treated::LivesOn)
     }
 
     fn stage(&self, process: &Process) -> Stage {

@@ -442,7 +442,10 @@ pub struct Signal {
 impl Signal {
     /// Sends it on.
     pub fn send_to(self, pid: i32) {
-        let Some(value) = self.value else { return kill(pid, self.number) };
+        let Some(value) = self.value else {
+            let _ = kill(pid, self.number);
+            return;
+        };
         // As the kernel lays it out: number, errno, code, padding, then pid and user of the sender, and the value.
         let mut info = [0u64; 16];
         info[0] = self.number as u64;
@@ -581,10 +584,18 @@ pub fn parent() -> Option<i32> {
     Some(unsafe { libc::getppid() }).filter(|pid| *pid > 1)
 }
 
-/// Sends a signal to the process that has this number now.
-pub fn kill(pid: i32, signal: i32) {
+/// Sends a signal to the process that has this number now; no error if none has.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes integers only.
-    unsafe { libc::kill(pid, signal) };
+    sent(unsafe { libc::kill(pid, signal) })
+}
+
+/// A signal was sent, or there is nobody any more.
+fn sent(result: libc::c_int) -> io::Result<()> {
+    match check(result) {
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// A process, safe from the reuse of its number; readable when it has ended.
@@ -612,10 +623,10 @@ impl PidFd {
     }
 
     /// Sends it a signal; no error if it has ended.
-    pub fn kill(&self, signal: i32) {
+    pub fn kill(&self, signal: i32) -> io::Result<()> {
         let none = std::ptr::null::<libc::siginfo_t>();
         // SAFETY: a null siginfo is allowed.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, none, 0) };
+        sent(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, none, 0) } as i32)
     }
 
     /// Whether it has ended (a zombie has).

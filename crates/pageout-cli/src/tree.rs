@@ -306,7 +306,7 @@ mod tests {
         assert!(!descendants_but(me, &not)
             .iter()
             .any(|process| process.pid == parent || is_grandchild(process)));
-        PidFd::open(below[0].pid).unwrap().kill(libc::SIGKILL);
+        PidFd::open(below[0].pid).unwrap().kill(libc::SIGKILL).unwrap();
         shell.wait().unwrap();
     }
 

@@ -121,7 +121,7 @@ impl Witness {
             if state.starts_with('T') {
                 // Stopped with all of us, and run has been continued alone. What was for all waits in it.
                 first.due = Instant::now() + AWAKE;
-                sys::kill(self.pid, libc::SIGCONT);
+                let _ = sys::kill(self.pid, libc::SIGCONT);
                 let continued = self.waiting.iter().position(|asked| asked.signal.number == libc::SIGCONT);
                 return continued.map(|at| self.waiting.remove(at).signal);
             }
@@ -146,7 +146,7 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        sys::kill(self.pid, libc::SIGKILL);
+        let _ = sys::kill(self.pid, libc::SIGKILL);
         // SAFETY: a child of ours; nothing is written.
         unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
     }

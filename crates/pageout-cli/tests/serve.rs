@@ -752,14 +752,14 @@ fn nothing_is_kept_for_a_child_that_has_ended() {
 fn late_parent_role() {
     let ((parent, ..), (child, ..)) = (Keeper::served(), Keeper::served());
     let run = std::os::unix::process::parent_id() as i32;
-    sys::kill(run, libc::SIGSTOP);
+    sys::kill(run, libc::SIGSTOP).unwrap();
     // Until it waits for nothing any more.
     thread::sleep(Duration::from_millis(100));
     // More than is heard of one in a turn.
     (0..100).for_each(|_| parent.log(3, ""));
     parent.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
     child.say(Kind::Inherit, 1, 0, 0);
-    sys::kill(run, libc::SIGCONT);
+    sys::kill(run, libc::SIGCONT).unwrap();
     let (answer, files) = child.hear().unwrap();
     std::fs::write("got", format!("{} {} {}", answer.a, files.len(), child.inherits(2))).unwrap();
 }
@@ -783,7 +783,7 @@ fn killed_parent_role() {
         keeper.bequeath(1, &sys::memfd(c"bequest", AREAS_AT as u64, true).unwrap());
         // What its keeper says right after.
         keeper.say(Kind::Bye, BYE_ENDED, 0, 0);
-        sys::kill(std::process::id() as i32, libc::SIGKILL);
+        sys::kill(std::process::id() as i32, libc::SIGKILL).unwrap();
     }
     let killed = myself("killed parent").env("PAGEOUT_TEST_CHILD", "1").status().unwrap();
     assert_eq!(killed.signal(), Some(libc::SIGKILL));
@@ -858,7 +858,7 @@ const ODD: &[u8] = b"./sl\xffp";
 /// Starts a program that no library is preloaded into, or that does not know its run.
 fn cleared_role(clear: fn(&mut Command) -> &mut Command) {
     let (_keeper, ..) = Keeper::served();
-    let status = clear(Command::new(OsStr::from_bytes(ODD)).arg("2")).status().unwrap();
+    let status = clear(Command::new(OsStr::from_bytes(ODD)).arg("3")).status().unwrap();
     println!("{status}");
 }
 
@@ -885,10 +885,38 @@ fn descendants_without_the_agent_are_told_of_or_killed() {
     thread::scope(|scope| cases.map(|case| scope.spawn(move || tried(case))).map(drop));
 }
 
+/// With `--strict` it was said to be killed, and did not count.
+#[test]
+fn who_may_not_be_killed_is_told_of_and_counts() {
+    if !common::is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let open = std::env::temp_dir().join(format!("pageout-strict-{}", std::process::id()));
+    std::fs::create_dir(&open).unwrap();
+    std::os::unix::fs::chown(&open, Some(65534), Some(65534)).unwrap();
+    common::copy_program(env!("CARGO_BIN_EXE_pageout"), &open.join("program"));
+    // What becomes root for good, as by su or sudo: here whoever runs it may do both, and use userfaultfd.
+    let script = "(setpriv --reuid=0 env -i sleep 3 & sleep 2; ./program ps; wait)";
+    let mut command = place.prepared("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.args(["--inh-caps=+sys_ptrace,+setuid", "--ambient-caps=+sys_ptrace,+setuid"]);
+    command.args(["./program", "run", "--strict", "-m", "64M", "-s", "mem,size=64M", "sh", "-c", script]);
+    command.current_dir(&open).env("HOME", &open).env("XDG_RUNTIME_DIR", &open).env("TMPDIR", &open);
+    let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+    std::fs::remove_dir_all(&open).unwrap();
+    let line = "(sleep): runs as another user than pageout (0), who cannot reach its run (run pageout as that user); cannot be \
+                killed (operation not permitted); its memory is not limited, but counts\n";
+    assert!(ended.err.ends_with(line), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1), "{}", ended.err);
+    let is_shown = |shown: &str| shown.contains(" sleep ") && shown.contains(" unlimited ");
+    assert!(ended.out.lines().any(is_shown), "{}", ended.out);
+}
+
 /// Starts a program that another library is preloaded into.
 fn anew_role() {
     let (_keeper, ..) = Keeper::served();
-    let status = Command::new("sleep").arg("2").env("LD_PRELOAD", "libdl.so.2").status().unwrap();
+    let status = Command::new("sleep").arg("3").env("LD_PRELOAD", "libdl.so.2").status().unwrap();
     assert!(status.success());
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use anyhow::{anyhow, Result};
-use pageout::api::Bytes;
+use pageout::api::{reason, Bytes};
 use pageout::slot::Entry;
 use pageout::stats::{Stats, STATS_BYTES, UNCOUNTED};
 use pageout::wire::Message;
@@ -108,6 +108,15 @@ impl Client {
         now.filter(|_| !self.has_ended()).unwrap_or_else(|| self.name.clone())
     }
 
+    /// Why we cannot kill it, if so: it has become another user's. As long as we have its registration it reads no zeros.
+    pub(super) fn why_not_killed(&self) -> Option<String> {
+        let error = self.hold.send(0).err()?;
+        Some(format!(
+            "cannot be killed ({}), and waits for ever where it touches what was swapped out; kill it as root",
+            reason(&error)
+        ))
+    }
+
     /// Is it in a PID namespace whose init ends? All others there, and its keepers, are killed by the kernel then.
     pub(super) fn ends_with_its_namespace(&self) -> bool {
         self.namespace.as_deref().is_some_and(tree::namespace_ends)
@@ -204,12 +213,16 @@ impl Hold {
         }
     }
 
-    /// Kills it, if it is there.
+    /// Kills it, if it is there and may be killed.
     pub(super) fn kill(&self) {
+        let _ = self.send(libc::SIGKILL);
+    }
+
+    fn send(&self, signal: i32) -> io::Result<()> {
         match self {
-            Self::Descriptor(descriptor) => descriptor.kill(libc::SIGKILL),
-            Self::Sight(process) if !process.has_ended() => sys::kill(process.pid, libc::SIGKILL),
-            Self::Sight(_) | Self::Gone => {}
+            Self::Descriptor(descriptor) => descriptor.kill(signal),
+            Self::Sight(process) if !process.has_ended() => sys::kill(process.pid, signal),
+            Self::Sight(_) | Self::Gone => Ok(()),
         }
     }
 
