@@ -65,7 +65,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
         "PROCESSES",
         &[
             "The program's environment has LD_PRELOAD, which is appended to, and PAGEOUT_RUN, the run's socket. In ps(1) a run has pageout, \
-             witness (which tells whom a signal was for) and a keeper, also called pageout, for each process. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
+             witness (which tells whom a signal was for; two where the program has a process group of its own) and a keeper, also called pageout, for each process. Children, threads, vfork, posix_spawn, system and exec work. A fork's child reads what its parent had out where it is, and has an engine of its own.",
             "pageout ends with the program and with its exit status. While other processes that the program left behind \
              live on, pageout stays to serve them, with the program's status at the end; SIGTERM, SIGINT, SIGHUP or \
              SIGQUIT ends the wait, and they go on with the memory and the room that they have, which stays as it is in files and disks; what they \
@@ -76,7 +76,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              (ulimit -Hn); others wait until one has ended. Of more than 2048 each one more may have all of the limit for itself, and a line says so.",
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
              pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \
-             a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. What the program, or a process below it, sends to pageout is for the parent that the \
+             a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. A program that has a process group of its own (timeout, setsid) gets what pageout's \
+             gets, and Ctrl-C, by pageout; Ctrl-Z stops pageout alone. What the program, or a process below it, sends to pageout is for the parent that the \
              program would have without, and goes to pageout's own. Who waits for pageout is not \
              told that a program stops which has a group of its own (suspend in a shell). One \
              that was ignored when pageout started, as SIGHUP by nohup(1), does not end the wait.",

@@ -2,7 +2,7 @@
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
 //! of signals while it lives: those that are sent to us alone go on to the program, or, from itself, which takes us for its
-//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us. When it has ended and other
+//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us, unless it has a group of its own. When it has ended and other
 //! processes of the tree live on (daemons), we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
 //! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
 
@@ -42,6 +42,8 @@ const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTE
 const CLOCKS: [i32; 3] = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
 /// What the kernel says to the first of a session alone when its terminal goes away.
 const HANGUP: [i32; 2] = [libc::SIGHUP, libc::SIGCONT];
+/// What the kernel says to all of a terminal's foreground group.
+const TERMINALS: [i32; 5] = [libc::SIGHUP, libc::SIGCONT, libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
 /// Other signals that are the program's affair; those of real time are as well. Not those of job control: the
 /// terminal stops the whole group, and we must stop with it for the shell to notice. What our own faults raise ends us all the
 /// same: the kernel does not wait until that is unblocked, nor does abort(3).
@@ -217,6 +219,10 @@ fn look_after(
             }
         }
         watch.pass_on_judged(looked);
+        if let Some(pid) = watch.look_apart() {
+            strays.pass_over(pid);
+            server.set_strangers(strays.strangers());
+        }
         has_just_ended = watch.reap();
         if has_just_ended {
             strays.look_soon();
@@ -322,6 +328,9 @@ impl Watch {
         }
         // The terminal's own go to all; the program may not have been there yet.
         let may_be_ours = signal.sender.is_some() || self.begins;
+        let is_missed =
+            || signal.sender.is_none() && TERMINALS.contains(&signal.number) && self.misses_terminals();
+        let is_ours = is_ours || is_missed();
         match &mut self.witness {
             _ if signal.number == libc::SIGCHLD => {}
             _ if is_ours => self.send_on(signal),
@@ -329,6 +338,24 @@ impl Watch {
             None if may_be_ours => self.send_on(signal),
             _ => {}
         }
+    }
+
+    /// The program has a group of its own, as by `timeout` or `setsid`: what goes to ours does not reach it.
+    fn is_apart(&self) -> bool {
+        self.ended.is_none() && sys::has_other_group(self.main)
+    }
+
+    /// And what the terminal says neither, unless it is that group that it is for.
+    fn misses_terminals(&self) -> bool {
+        self.is_apart() && !sys::is_in_foreground(self.main)
+    }
+
+    /// Who sees what such a program gets besides, if that has begun just now.
+    fn look_apart(&mut self) -> Option<i32> {
+        if !self.is_apart() {
+            return None;
+        }
+        self.witness.as_mut()?.look_apart()
     }
 
     /// Is what we got from the program, and nobody else, for whom it takes us? As the first of our namespace we are not known as
@@ -365,7 +392,13 @@ impl Watch {
         self.begins = false;
         let Some(witness) = &mut self.witness else { return };
         witness.has_read(looked);
-        while let Some(signal) = self.witness.as_mut().and_then(Witness::next_for_us) {
+        let is_apart = self.is_apart();
+        let next = |watch: &mut Self| {
+            // What the program has sent is for our parent.
+            let is_missed = |signal: &Signal| is_apart && signal.sender != Some(watch.main);
+            watch.witness.as_mut()?.next_for_us(is_missed)
+        };
+        while let Some(signal) = next(self) {
             self.send_on(signal);
         }
         if self.ended.is_some() {
@@ -393,6 +426,8 @@ impl Watch {
                 }
             } else if let Some(witness) = self.witness.take_if(|witness| witness.is(pid)) {
                 witness.has_ended().into_iter().for_each(|signal| self.send_on(signal));
+            } else {
+                self.witness.iter_mut().for_each(|witness| witness.has_lost(pid));
             }
         }
         !had_ended && self.ended.is_some()

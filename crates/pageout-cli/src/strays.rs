@@ -113,6 +113,11 @@ impl Strays {
         self.strangers.iter().map(|(pid, _)| *pid).collect()
     }
 
+    /// One of ours, not of the run.
+    pub fn pass_over(&mut self, pid: i32) {
+        self.strangers.extend(Process::of(pid).map(|process| (pid, process.started)));
+    }
+
     /// Looks who they are by now.
     fn know_strangers(&mut self) {
         let me = std::process::id() as i32;

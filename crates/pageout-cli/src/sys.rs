@@ -578,6 +578,21 @@ pub fn leads_session() -> bool {
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 
+/// Whether a process has another process group than we.
+pub fn has_other_group(pid: i32) -> bool {
+    // SAFETY: take numbers; nothing is written.
+    let (its, ours) = unsafe { (libc::getpgid(pid), libc::getpgrp()) };
+    its > 0 && its != ours
+}
+
+/// Whether a process is of the group that its terminal is for.
+pub fn is_in_foreground(pid: i32) -> bool {
+    let stat = text_of(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name: state, parent, group, session, terminal, the terminal's group.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    fields.get(2).is_some_and(|group| fields.get(5) == Some(group))
+}
+
 /// Our parent, if it is not to be taken for the first process: that has those whose parents have ended.
 pub fn parent() -> Option<i32> {
     // SAFETY: takes nothing, cannot fail.

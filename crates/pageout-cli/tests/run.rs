@@ -212,6 +212,15 @@ fn an_alarm_comes() {
 #[test]
 fn a_terminal_that_goes_away_is_told_of() {
     let place = Place::new();
+    let mut command = traps(&place, libc::SIGHUP);
+    let ends = with_terminal(&mut command);
+    let child = ready(&mut command);
+    drop(ends);
+    assert_trapped(child, libc::SIGHUP);
+}
+
+/// A terminal that is the command's, which is the first of a session: the end of who types, and its own.
+fn with_terminal(command: &mut Command) -> (OwnedFd, OwnedFd) {
     let (mut terminal, mut side) = (0, 0);
     let none = std::ptr::null_mut();
     // SAFETY: room for two descriptors, which are new and ours; the others may be null.
@@ -220,7 +229,6 @@ fn a_terminal_that_goes_away_is_told_of() {
         libc::fcntl(terminal, libc::F_SETFD, libc::FD_CLOEXEC);
         (OwnedFd::from_raw_fd(terminal), OwnedFd::from_raw_fd(side))
     };
-    let mut command = traps(&place, libc::SIGHUP);
     let number = side.as_raw_fd();
     // SAFETY: between fork and exec, takes integers only.
     unsafe {
@@ -230,9 +238,7 @@ fn a_terminal_that_goes_away_is_told_of() {
             Ok(())
         })
     };
-    let child = ready(&mut command);
-    drop((terminal, side));
-    assert_trapped(child, libc::SIGHUP);
+    (terminal, side)
 }
 
 #[test]
@@ -1029,10 +1035,14 @@ fn what_the_program_closes_is_closed() {
 
 /// The first child of a run that is called so.
 fn child_of(run: u32, name: &str) -> Option<i32> {
+    children_of(run, name).first().copied()
+}
+
+fn children_of(run: u32, name: &str) -> Vec<i32> {
     let children = fs::read_to_string(format!("/proc/{run}/task/{run}/children")).unwrap();
-    let mut children = children.split_whitespace();
-    let name_of = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    children.find(|pid| name_of(pid).trim_end() == name).map(|pid| pid.parse().unwrap())
+    let name_of = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let named = children.split_whitespace().filter(|pid| name_of(pid).trim_end() == name);
+    named.map(|pid| pid.parse().unwrap()).collect()
 }
 
 /// The witness stayed stopped, a signal to all waited in it, and none of that number to run alone went on any more.
@@ -1102,6 +1112,53 @@ fn a_signal_to_the_group_comes_once_and_one_to_run_as_well() {
         assert_eq!(line, "up\n1\n", "to the group: {group}");
         assert!(run.wait().unwrap().success());
     }
+}
+
+/// What went to run's group, from a process or from the terminal, was lost: the program was taken for one of that.
+#[test]
+fn a_signal_to_the_group_reaches_a_program_with_a_group_of_its_own() {
+    let place = Place::new();
+    for leaves in [&["timeout", "60"][..], &["setsid"]] {
+        // Before that `timeout` may not know yet whom to end, and leaves that one behind.
+        let script = "until grep -q '^State:.S' /proc/$PPID/status; do :; done; echo ready; exec sleep 60";
+        let script = ["sh", "-c", script];
+        let words = [&["run", "-s", "mem,size=64M"], leaves, &script].concat();
+        let run = ready(place.pageout(&words).process_group(0));
+        // SAFETY: the group of a child that is not reaped yet.
+        unsafe { libc::kill(-(run.id() as i32), libc::SIGTERM) };
+        assert_eq!(wait(run).status, 1000 + libc::SIGTERM, "{leaves:?}");
+
+        let mut command = place.pageout(&words);
+        let (terminal, _side) = with_terminal(&mut command);
+        let run = ready(&mut command);
+        fs::File::from(terminal.try_clone().unwrap()).write_all(b"\x03").unwrap();
+        assert_eq!(wait(run).status, 1000 + libc::SIGINT, "{leaves:?}");
+    }
+}
+
+/// As who ends a control group sends it.
+#[test]
+fn a_signal_to_each_of_a_control_group_comes_once_to_a_program_with_a_group_of_its_own() {
+    let place = Place::new();
+    let script =
+        "trap 'n=$((n + 1))' TERM; echo up; echo $$; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.1; done; echo $n";
+    let mut run = place.pageout(["run", "-s", "mem,size=64M", "setsid", "sh", "-c", script]).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(next(), "up");
+    let program: i32 = next().parse().unwrap();
+    let me = run.id();
+    let witnesses = || children_of(me, "witness");
+    while witnesses().len() < 2 {
+        assert!(run.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(5));
+    }
+    for pid in witnesses().into_iter().chain([me as i32, program]) {
+        // SAFETY: a child that is not reaped yet, and its.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+    }
+    assert_eq!(next(), "1");
+    assert!(run.wait().unwrap().success());
 }
 
 /// As "I am ready" is said. It came back to the program, which knows run as its parent, and ended it.
