@@ -90,7 +90,13 @@ impl Config {
         for (path, required) in files(options) {
             let text = match fs::read_to_string(&path) {
                 Ok(text) => text,
-                Err(error) if !required && error.kind() == ErrorKind::NotFound => continue,
+                // A service's HOME may be /dev/null.
+                Err(error)
+                    if !required
+                        && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                {
+                    continue
+                }
                 Err(error) => {
                     // One that nobody named is another user's, left in the environment by su or setpriv.
                     let remedy = match required {

@@ -378,6 +378,22 @@ fn a_home_that_is_not_there_is_not_made() {
     assert!(!home.exists());
 }
 
+/// As that of a service, or of a user who may not log in: every run was refused.
+#[test]
+fn a_home_that_is_no_directory_has_no_settings() {
+    let place = Place::new();
+    fs::create_dir(place.path("runtime")).unwrap();
+    for variable in ["HOME", "XDG_CONFIG_HOME"] {
+        let mut command = place.pageout(["run", "-m", "64M", "true"]);
+        command.env_remove("PAGEOUT_AGENT").env("XDG_RUNTIME_DIR", place.path("runtime"));
+        let ended = finish(command.env(variable, "/dev/null"));
+        assert_eq!((ended.status, ended.err.as_str()), (0, ""), "{variable}");
+    }
+    let line =
+        "/dev/null/conf: cannot be read: not a directory; name another with --config or PAGEOUT_CONFIG";
+    refused(&place, &["--config", "/dev/null/conf", "true"], 125, line);
+}
+
 #[test]
 fn agent_directories() {
     if !can_unshare() {
