@@ -80,48 +80,38 @@ impl Written {
 /// The settings that there are, by their names in files.
 const NAMES: [&str; 7] = ["memory", "swap", "swapin", "max-order", "strict", "any-user", "stats"];
 
+/// A part of how much, nobody knows.
+#[derive(Debug)]
+struct Unseen(String);
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: /proc/meminfo does not say of how much; give a size with -m, as 4G", self.0)
+    }
+}
+
+impl std::error::Error for Unseen {}
+
 /// All that was written, the strongest source of each name only.
 type Values = HashMap<&'static str, Vec<Written>>;
 
 impl Config {
     /// The settings by the options, the environment and the files.
     pub fn resolve(options: &SettingOptions) -> Result<Self> {
-        let mut values = Values::new();
-        for (path, required) in files(options) {
-            let text = match fs::read_to_string(&path) {
-                Ok(text) => text,
-                // A service's HOME may be /dev/null.
-                Err(error)
-                    if !required
-                        && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-                {
-                    continue
-                }
-                Err(error) => {
-                    // One that nobody named is another user's, left in the environment by su or setpriv.
-                    let remedy = match required {
-                        true => "; name another with --config or PAGEOUT_CONFIG",
-                        false => "; make it readable, or set HOME to your own",
-                    };
-                    bail!("{}: cannot be read: {}{remedy}", path.display(), reason(&error))
-                }
-            };
-            let owner = fs::metadata(&path).map(|about| about.uid());
-            if !required && !owner.is_ok_and(directory::is_trusted) {
-                bail!(
-                    "{}: belongs to another user; set HOME to your own, or name it with --config",
-                    path.display()
-                );
+        Self::understand(&gather(options)?)
+    }
+
+    /// The same for who only looks: a part of memory that is not to be seen is no limit, and is complained of.
+    pub fn look(options: &SettingOptions) -> Result<(Self, Option<anyhow::Error>)> {
+        let mut values = gather(options)?;
+        match Self::understand(&values) {
+            Err(error) if error.is::<Unseen>() => {
+                let none = Written { text: "max".into(), source: Source::Default };
+                values.insert("memory", vec![none]);
+                Ok((Self::understand(&values)?, Some(error)))
             }
-            // A later file replaces what an earlier one says, it does not add to it.
-            values.extend(parse(&path, text.trim_start_matches('\u{feff}'))?);
+            understood => Ok((understood?, None)),
         }
-        values.extend(from_environment(|name| std::env::var_os(name))?);
-        for (name, meant) in misspelled(std::env::vars_os().map(|(name, _)| name)) {
-            say::warning(format_args!("{name}: no such setting, and not used; there is {meant}"));
-        }
-        values.extend(from_options(options));
-        Self::understand(&values)
     }
 
     /// Whose processes are served.
@@ -149,6 +139,45 @@ impl Config {
             stats: one("stats").map(|w| PathBuf::from(&w.text)),
         })
     }
+}
+
+/// All that was written, by the strongest source.
+fn gather(options: &SettingOptions) -> Result<Values> {
+    let mut values = Values::new();
+    for (path, required) in files(options) {
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            // A service's HOME may be /dev/null.
+            Err(error)
+                if !required && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                continue
+            }
+            Err(error) => {
+                // One that nobody named is another user's, left in the environment by su or setpriv.
+                let remedy = match required {
+                    true => "; name another with --config or PAGEOUT_CONFIG",
+                    false => "; make it readable, or set HOME to your own",
+                };
+                bail!("{}: cannot be read: {}{remedy}", path.display(), reason(&error))
+            }
+        };
+        let owner = fs::metadata(&path).map(|about| about.uid());
+        if !required && !owner.is_ok_and(directory::is_trusted) {
+            bail!(
+                "{}: belongs to another user; set HOME to your own, or name it with --config",
+                path.display()
+            );
+        }
+        // A later file replaces what an earlier one says, it does not add to it.
+        values.extend(parse(&path, text.trim_start_matches('\u{feff}'))?);
+    }
+    values.extend(from_environment(|name| std::env::var_os(name))?);
+    for (name, meant) in misspelled(std::env::vars_os().map(|(name, _)| name)) {
+        say::warning(format_args!("{name}: no such setting, and not used; there is {meant}"));
+    }
+    values.extend(from_options(options));
+    Ok(values)
 }
 
 /// The files to read, weakest first, and whether each must be there.
@@ -264,8 +293,7 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
             }
             let available = available();
             if available == u64::MAX {
-                let of = "/proc/meminfo does not say of how much; give a size with -m, as 4G";
-                bail!("{} {}: {of}", written.source, written.text);
+                bail!(Unseen(format!("{} {}", written.source, written.text)));
             }
             (available as f64 * percent / 100.0) as u64
         }

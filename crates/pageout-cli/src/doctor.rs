@@ -58,7 +58,7 @@ impl Findings {
 
 /// Prints all findings; 0 if a run with these settings would work, else 1.
 pub fn doctor(options: &SettingOptions) -> Result<i32> {
-    let config = Config::resolve(options)?;
+    let (config, unseen) = Config::look(options)?;
     let mut findings = Findings::default();
     if let Err(error) = kernel::check_proc() {
         findings.lack_by("/proc", &error, "");
@@ -70,7 +70,7 @@ pub fn doctor(options: &SettingOptions) -> Result<i32> {
     }
     huge_pages(&mut findings);
     io_uring(&mut findings);
-    memory_limits(&mut findings, &config);
+    memory_limits(&mut findings, &config, unseen.as_ref());
     resource_limits(&mut findings);
     swap(&mut findings, &config);
     match serve::probe_socket(reach) {
@@ -176,17 +176,23 @@ fn io_uring(findings: &mut Findings) {
     }
 }
 
-fn memory_limits(findings: &mut Findings, config: &Config) {
+fn memory_limits(findings: &mut Findings, config: &Config, unseen: Option<&anyhow::Error>) {
     let total = Bytes(memory::total_bytes());
     let available = Bytes(memory::available_bytes());
-    if total.0 == u64::MAX {
-        return findings.lack("memory", "not to be seen", "mount -t proc proc /proc");
-    }
-    match memory::cgroup_limit() {
-        Some(limit) => {
-            findings.good("memory", format_args!("{total}, and {} for this control group", Bytes(limit)))
+    let remedy = "mount all of /proc: mount -t proc proc /proc";
+    match unseen {
+        Some(error) => {
+            let error = error.to_string();
+            let (found, instead) = error.rsplit_once("; ").unwrap_or((&error, ""));
+            return findings.lack("limit", found, format_args!("{remedy}; or {instead}"));
         }
-        None => findings.good("memory", format_args!("{total}, no limit of a control group")),
+        None if total.0 == u64::MAX => findings.weak("memory", "the machine's is not to be seen", remedy),
+        None => match memory::cgroup_limit() {
+            Some(limit) => {
+                findings.good("memory", format_args!("{total}, and {} for this control group", Bytes(limit)))
+            }
+            None => findings.good("memory", format_args!("{total}, no limit of a control group")),
+        },
     }
     match config.limit_bytes {
         u64::MAX => findings.weak("limit", "max: nothing is ever swapped", "give a size: --memory 50%"),

@@ -13,7 +13,6 @@ use crate::sys;
 
 /// Refuses a kernel that lacks something, or does not let this user have it.
 pub fn check() -> Result<()> {
-    check_proc()?;
     match Uffd::supported() {
         Ok(offered) => judge(offered, &sys::kernel_release()),
         Err(error) => Err(anyhow!("{error}, or run \"pageout doctor\"")),

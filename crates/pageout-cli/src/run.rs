@@ -81,6 +81,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Runs the program; our exit status.
 pub fn run(options: &RunOptions) -> Result<i32> {
     let inherited = sys::Inherited::look();
+    // What else there is to say may be for want of it.
+    kernel::check_proc()?;
     let config = Config::resolve(&options.settings)?;
     let program = program::resolve(&options.command[0])?;
     let specs = match config.swap.as_slice() {

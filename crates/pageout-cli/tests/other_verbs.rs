@@ -88,6 +88,36 @@ fn doctor_sees_what_is_read_only() {
     assert!(remedies.iter().all(|remedy| ended.out.contains(remedy)), "{}", ended.out);
 }
 
+/// Nothing was found, and the advice was for another thing: the size of memory was looked for first.
+#[test]
+fn without_proc_doctor_and_run_say_to_mount_it() {
+    if !is_root() || !can_unshare() {
+        return println!("skipped: needs root, and mounts of its own");
+    }
+    let place = Place::new();
+    let said = |mount: &str, settings: &str| {
+        let script = format!("mount {mount} none /proc && {{ \"$0\" doctor {settings}; echo $?; exec \"$0\" run {settings} true; }}");
+        place.with_own_mounts(&script)
+    };
+    let ended = said("-t tmpfs", "");
+    let lack = "LACKS  /proc        not mounted\n                    mount it: mount -t proc proc /proc\n";
+    assert!(ended.out.starts_with(lack) && ended.out.ends_with(" things are lacking\n1\n"), "{}", ended.out);
+    assert!(ended.out.contains(" agent "), "{}", ended.out);
+    let line = "pageout: /proc: not mounted; mount it: mount -t proc proc /proc\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    // Processes only. A size is as good as all of it.
+    let ended = said("-t proc -o subset=pid", "");
+    let lack =
+        "LACKS  limit        default 80%: /proc/meminfo does not say of how much\n                    \
+                mount all of /proc: mount -t proc proc /proc; or give a size with -m, as 4G\n";
+    assert!(ended.out.contains(lack) && ended.out.ends_with("one thing is lacking\n1\n"), "{}", ended.out);
+    let line = "pageout: default 80%: /proc/meminfo does not say of how much; give a size with -m, as 4G\n";
+    assert_eq!((ended.status, ended.err.as_str()), (125, line));
+    let ended = said("-t proc -o subset=pid", "-m 64M");
+    assert!(ended.out.contains("weak   memory ") && ended.out.ends_with("works here\n0\n"), "{}", ended.out);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
 #[test]
 fn doctor_tells_users_what_to_ask_root_for() {
     if !is_root() {
