@@ -287,7 +287,7 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
     }
     let bytes = match written.text.strip_suffix('%') {
         Some(percent) => {
-            let percent: f64 = percent.parse().map_err(|_| written.complain(TAKES))?;
+            let percent = number(percent).ok_or_else(|| written.complain(TAKES))?;
             if !(percent > 0.0 && percent <= 100.0) {
                 return Err(written.complain("a percentage above 0% and up to 100%"));
             }
@@ -305,6 +305,13 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
         bail!("{source} {}{bytes}: too small; the least that works is {LEAST_LIMIT}", written.text);
     }
     Ok(bytes)
+}
+
+/// A number as sizes have it: digits, and a point between them or behind; no sign, no exponent.
+fn number(text: &str) -> Option<f64> {
+    let is_one = text.starts_with(|c: char| c.is_ascii_digit())
+        && text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.parse().ok().filter(|_| is_one)
 }
 
 fn swapin(written: &Written) -> Result<u32> {
@@ -366,7 +373,9 @@ mod tests {
         assert_eq!(says("12Q"), "--memory 12Q: takes a size like 512M, 4GiB, 50% or max");
         assert_eq!(says("0%"), "--memory 0%: takes a percentage above 0% and up to 100%");
         assert_eq!(says("101%"), "--memory 101%: takes a percentage above 0% and up to 100%");
-        assert_eq!(says("NaN%"), "--memory NaN%: takes a percentage above 0% and up to 100%");
+        for text in [".5%", "+50%", "-1%", "1e1%", "NaN%", "5_0%", ".1G", "+64M", "1e9"] {
+            assert_eq!(says(text), format!("--memory {text}: takes a size like 512M, 4GiB, 50% or max"));
+        }
         assert_eq!(says("15M"), "--memory 15M: too small; the least that works is 16M");
         assert_eq!(says("512"), "--memory 512 bytes: too small; the least that works is 16M");
         let file = parse(Path::new("/etc/pageout.conf"), "# ours\n\nmax-order = 10\n").unwrap();
