@@ -122,6 +122,7 @@ impl Hooked {
         if let Some(world) = self.world.get().and_then(Weak::upgrade) {
             let then = world.at_device.lock().unwrap().take();
             if let Some(then) = then {
+                world.reached.fetch_add(1, Relaxed);
                 then(&world);
             }
             world.others();
@@ -241,6 +242,8 @@ pub struct World {
     pub at_device: Mutex<Option<Deed>>,
     /// What a schedule does after so many more calls of the kernel.
     pub at_call: Mutex<Option<(usize, Deed)>>,
+    /// How many of these points were reached.
+    pub reached: AtomicUsize,
     random: Mutex<Random>,
     /// How often the engine called the kernel, since somebody last waited for it.
     pub calls: AtomicUsize,
@@ -329,6 +332,7 @@ impl World {
             requests: Mutex::default(),
             at_device: Mutex::default(),
             at_call: Mutex::default(),
+            reached: AtomicUsize::new(0),
             random: Mutex::new(Random(seed ^ 0x5eed)),
             calls: AtomicUsize::new(0),
             depth: AtomicUsize::new(0),
@@ -584,6 +588,7 @@ impl World {
         }
         let (_, then) = at_call.take().unwrap();
         drop(at_call);
+        self.reached.fetch_add(1, Relaxed);
         then(self);
     }
 
@@ -947,8 +952,8 @@ pub fn seeds(first: u64, n: u64) -> Vec<u64> {
     }
 }
 
-/// One run: random steps, looked at often, at the end everything is read.
-pub fn run(plan: Plan, seed: u64, arm: impl Fn(&FaultyDevice<FileDevice>)) {
+/// One run: random steps, looked at often, at the end everything is read. How often a rule of the device struck.
+pub fn run(plan: Plan, seed: u64, arm: impl Fn(&FaultyDevice<FileDevice>)) -> u64 {
     let world = World::new(plan, seed);
     let _on_failure = OnFailure(&world);
     arm(&world.device);
@@ -966,4 +971,5 @@ pub fn run(plan: Plan, seed: u64, arm: impl Fn(&FaultyDevice<FileDevice>)) {
     }
     world.read_all();
     world.check();
+    world.device.struck()
 }

@@ -3,6 +3,7 @@
 use super::program::Habits;
 use super::{Deed, Plan, World};
 use pageout::engine::Swapin;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 /// Three threads; what they do is said, not left to chance. All memory is managed from the start.
@@ -76,10 +77,18 @@ pub fn returns(thread: usize) -> Deed {
     })
 }
 
-/// Everybody ends what they began, all memory holds what it should, and the engine's books are right.
+/// How many of the points that a schedule says were reached so far.
+pub fn reached(world: &World) -> usize {
+    world.reached.load(Relaxed)
+}
+
+/// Everybody ends what they began, all memory holds what it should, and the engine's books are right. A schedule that says a point
+/// is one.
 pub fn end(world: &World) {
     world.settle();
     world.check();
+    let said = world.at_call.lock().unwrap().is_some() || world.at_device.lock().unwrap().is_some();
+    assert!(!said || reached(world) > 0, "the point that the schedule says was not reached");
     world.read_all();
     world.check();
 }
