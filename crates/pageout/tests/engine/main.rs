@@ -10,3 +10,4 @@ mod rows;
 mod schedules;
 mod seeds;
 mod switch;
+mod thrift;
