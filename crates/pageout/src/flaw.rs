@@ -23,6 +23,8 @@ pub enum Flaw {
     ContinuedTwice,
     /// Two take up a trunk that nobody used, and both list its clusters.
     AdoptTwice,
+    /// A trunk is taken up by the tables that the device before it had needed.
+    TablesUnsure,
     /// A trunk is handed back without another look at whether its clusters are free.
     TrunkUnsure,
     /// A device leaves though a slot of it is in use.

@@ -420,8 +420,9 @@ impl Device {
         let mut trunks = self.trunks.lock();
         // Under the lock that swapoff takes after it switched the device off. One that came since may have other trunks, or a
         // header.
-        let is_it =
-            self.is_on() && clusters == self.clusters_of(number) && self.cut_clusters(number).count() <= made;
+        let is_it = self.is_on()
+            && clusters == self.clusters_of(number)
+            && (self.cut_clusters(number).count() <= made || makes(Flaw::TablesUnsure));
         if !is_it || !trunks.fresh.remove(number) && !makes(Flaw::AdoptTwice) {
             // Another CPU was quicker: what it adopted is for all.
             return Ok(self.is_on() && wanted.is_none());
