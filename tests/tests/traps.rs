@@ -8,7 +8,7 @@
 //! `TRAP_TOUCH_SIZE` (512M, for the limit), `TRAP_TORTURE` (15 s) and `TRAP_SEED` for the torture of a tree. Thorough:
 //! `TRAP_SWAP=file TRAP_SIZE=256M TRAP_SECONDS=3 TRAP_TOUCH_SIZE=1G`.
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use pageout_tests::harness::{self, Done, Sampler, Watched};
 use pageout_tests::trap::{self, End, Trap};
 use pageout_tests::units::{in_mib, parse_size};
@@ -39,12 +39,12 @@ fn main() -> ExitCode {
         .copied()
         .flatten()
         .filter(|trap| trap.alone)
-        .map(|trap| beside_others(trap.name.into(), move || settings.try_trap(trap)))
+        .map(|trap| may_skip(trap.name.into(), move || settings.try_trap(trap)))
         .collect();
     trials.extend([
-        beside_others("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
-        beside_others("huge-whole".into(), || settings.huge_whole("huge")),
-        beside_others("huge-whole-unasked".into(), || settings.huge_whole("huge-unasked")),
+        may_skip("watch-sees-stuck-faults".into(), || settings.watch_sees_stuck_faults()),
+        may_skip("huge-whole".into(), || settings.huge_whole("huge")),
+        may_skip("huge-whole-unasked".into(), || settings.huge_whole("huge-unasked")),
         beside_others("discards".into(), || settings.discards()),
         beside_others("streams".into(), || settings.streams()),
         beside_others("run-killed".into(), || settings.run_killed()),
@@ -105,7 +105,12 @@ static ALONE: RwLock<()> = RwLock::new(());
 
 /// A test that may run beside others.
 fn beside_others(name: String, body: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
-    Trial::test(name, move || {
+    may_skip(name, move || body().map(|()| Completion::Completed))
+}
+
+/// The same, of what may be missing here.
+fn may_skip(name: String, body: impl FnOnce() -> Result<Completion, Failed> + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || {
         let _beside = ALONE.read();
         body()
     })
@@ -191,28 +196,29 @@ impl Settings {
         Ok(Watched::start(command, input)?.finish(self.timeout)?)
     }
 
-    fn try_trap(&self, trap: &Trap) -> Result<(), Failed> {
+    fn try_trap(&self, trap: &Trap) -> Result<Completion, Failed> {
         let size = self.size.max(trap.least_size);
         let arguments = self.arguments(trap.name, size);
         let run = self.under_pageout(size / 4, &arguments)?;
         let native = self.finish(self.natively(&arguments), Vec::new())?;
         check_end(trap, &native).map_err(|why| format!("without pageout: {why}"))?;
         if let Some(why) = native.stdout.strip_prefix("skip: ") {
-            eprintln!("{}: skipped: {}", trap.name, why.trim());
-            return Ok(());
+            return Ok(Completion::ignored_with(why.trim()));
         }
         let done = self.finish(run.command, Vec::new())?;
         if trap.may_refuse && done.code() != 0 && done.stderr.starts_with("pageout: ") {
             eprintln!("{}: given up aloud: {}", trap.name, done.stderr.trim());
-            return Ok(());
+            return Ok(Completion::Completed);
         }
         check_end(trap, &done)?;
         if !trap.may_log && !done.stderr.is_empty() {
             return Err(format!("said on standard error: {}", done.stderr).into());
         }
         if let Some(why) = done.stdout.strip_prefix("skip: ") {
-            eprintln!("{}: skipped under pageout: {}", trap.name, why.trim());
-            return Ok(());
+            if trap.may_skip {
+                return Ok(Completion::ignored_with(format!("under pageout: {}", why.trim())));
+            }
+            return Err(format!("what works without pageout does not under it: {}", why.trim()).into());
         }
         let [out, huge] = counters(&run.stats, ["pswpout", "thp_swpout"])?;
         if trap.swaps && out == 0 || trap.swaps_huge && huge == 0 && gives_huge_pages() {
@@ -222,22 +228,31 @@ impl Settings {
             "{}: {:.1?} natively, {:.1?} under pageout, {out} pages out",
             trap.name, native.wall, done.wall
         );
-        Ok(())
+        // What it counted, if it says so.
+        for (how, done) in [("natively", &native), ("under pageout", &done)] {
+            let said = done.stdout.lines().filter(|line| line.starts_with("met: "));
+            said.for_each(|line| eprintln!("{}: {how} {line}", trap.name));
+        }
+        Ok(Completion::Completed)
     }
 
     /// The watch itself: a program that waits for a page for ever is found, described and ended.
-    fn watch_sees_stuck_faults(&self) -> Result<(), Failed> {
+    fn watch_sees_stuck_faults(&self) -> Result<Completion, Failed> {
         let watched = Watched::start(self.natively(&self.arguments("stuck", self.size)), Vec::new())?;
         match watched.fault_limit(Duration::from_secs(1)).finish(self.timeout) {
-            Err(why) if why.contains("has waited for a page") && why.contains("handle_userfault") => Ok(()),
+            Err(why) if why.contains("has waited for a page") && why.contains("handle_userfault") => {
+                Ok(Completion::Completed)
+            }
             Err(why) => Err(why.into()),
-            Ok(done) if done.stdout.starts_with("skip: ") => Ok(()),
-            Ok(done) => Err(format!("ended with {}: {}", done.code(), done.stdout).into()),
+            Ok(done) => match done.stdout.strip_prefix("skip: ") {
+                Some(why) => Ok(Completion::ignored_with(why.trim())),
+                None => Err(format!("ended with {}: {}", done.code(), done.stdout).into()),
+            },
         }
     }
 
     /// Memory that a trap walks through, again and again, in a quarter of it: huge pages leave whole and come back whole.
-    fn huge_whole(&self, trap: &str) -> Result<(), Failed> {
+    fn huge_whole(&self, trap: &str) -> Result<Completion, Failed> {
         let size = self.size.max(256 << 20);
         let run = self.under_pageout(size / 4, &self.arguments(trap, size))?;
         let done = self.finish(run.command, Vec::new())?;
@@ -247,15 +262,14 @@ impl Settings {
         let [out, whole, fallback, pages] =
             counters(&run.stats, ["thp_swpout", "thp_swpin", "thp_swpin_fallback", "pswpin"])?;
         if out == 0 && !gives_huge_pages() {
-            eprintln!("{trap}: skipped: this kernel gives no huge pages");
-            return Ok(());
+            return Ok(Completion::ignored_with("this kernel gives no huge pages"));
         }
         let found = format!("{whole} huge pages came back whole, {fallback} in pieces; {pages} pages in all");
         eprintln!("{trap}: {found}");
         if out == 0 || whole < 10 * fallback || 512 * whole < pages / 10 * 9 {
             return Err(found.into());
         }
-        Ok(())
+        Ok(Completion::Completed)
     }
 
     /// Room on the swap file that nobody uses any more is given back to the file system while the program lives.

@@ -42,8 +42,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("mlock-grows-over", "locked memory grows by a move over memory that is out", mlock_grows_over),
     Trap::new("mlock-grew", "what is out moves to where locked memory has grown and gone", mlock_grew),
     Trap::new("mlockall-current", "locks all that there is while it is out", mlockall_current).may_log(),
-    Trap::new("mlockall-past", "locks all that there is past libc, while it is out", mlockall_past).may_log(),
-    Trap::new("mlockall-past-early", "the same before anything left", mlockall_past_early).may_log(),
+    Trap::new("mlockall-past", "locks all that there is past libc, while it is out", mlockall_past)
+        .may_log()
+        .may_skip(),
+    Trap::new("mlockall-past-early", "the same before anything left", mlockall_past_early)
+        .may_log()
+        .may_skip(),
     Trap::new("mlockall-future", "locks all that will be mapped", mlockall_future),
     Trap::new("mlockall-refused", "locks all that there is, which is more than it may", mlockall_refused),
     Trap::new("mlockall-onfault", "locks all that will be touched", mlockall_onfault),

@@ -117,6 +117,8 @@ pub struct Trap {
     /// Whether pageout may give up, if it does so aloud and at once: the trap takes from it what it needs
     /// before it started.
     pub may_refuse: bool,
+    /// Whether what it needs may be missing under pageout alone, which docs/hazards.md has.
+    pub may_skip: bool,
     /// Whether the tests start it by themselves: not a part of other traps or in need of company.
     pub alone: bool,
 }
@@ -135,6 +137,7 @@ impl Trap {
             swaps_huge,
             may_log: false,
             may_refuse: false,
+            may_skip: false,
             alone: true,
         }
     }
@@ -158,6 +161,10 @@ impl Trap {
 
     const fn may_refuse(self) -> Self {
         Trap { may_refuse: true, may_log: true, swaps: false, ..self }
+    }
+
+    const fn may_skip(self) -> Self {
+        Trap { may_skip: true, ..self }
     }
 
     const fn ends(self, end: End) -> Self {
