@@ -28,7 +28,7 @@ pub const TRAPS: &[Trap] = &[
     .helper(),
     Trap::new(
         "host",
-        "says its pid and rests with a fifth of --size, while a process that shares its memory has a seventh again and again",
+        "says its pid and rests with a fifth of --size, while a process that shares its memory has a quarter again and again",
         host,
     )
     .helper(),
@@ -167,7 +167,7 @@ fn host(ctx: &Ctx) -> Outcome {
         let turns = || {
             for turn in 1..6 {
                 std::thread::sleep(Duration::from_millis(300));
-                let piece = sys::map(size as usize / 7 / PAGE * PAGE)?;
+                let piece = sys::map(size as usize / 4 / PAGE * PAGE)?;
                 words_of(piece).for_each(|word| store(word, turn));
                 for word in words_of(piece) {
                     ensure!(load(word) == turn, "the word at {word:#x} is {:#x}", load(word));
