@@ -86,9 +86,9 @@ fn touch(ctx: &Ctx) -> Outcome {
             Ok(piece)
         },
         Some("mixed") => |_| in_mappings_of(32 << 10),
-        // Not faster than such are found: the kernel takes 30 ms to list so many.
+        // Not faster than such are found: the kernel takes 30 ms and more to list so many.
         Some("small") => |_| {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(30));
             in_mappings_of(8 << 10)
         },
         Some("malloc") => |_| allocate(64 << 10),
