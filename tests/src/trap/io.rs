@@ -190,10 +190,11 @@ fn zerocopy(ctx: &Ctx) -> Outcome {
     sys::ret("setsockopt of none", set(0))?;
     // When it is refused, programs send as usual, and so does this.
     let zerocopy = set(1) == 0;
+    ensure!(!(zerocopy && sys::under_pageout()), "SO_ZEROCOPY was not refused");
     let flags = if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
     let (field, mut ballast) = ctx.evicted()?;
     let buffer = sys::map(256 << 10)?;
-    for piece in field.pieces(128 << 10).step_by(7) {
+    for (index, piece) in field.pieces(128 << 10).step_by(7).enumerate() {
         // SAFETY: the piece is ours and stays as it is until it was received.
         let n = unsafe { libc::send(out.as_raw_fd(), piece.as_ptr(), piece.len, flags) };
         if n == -1 && sys::errno() == libc::ENOBUFS {
@@ -201,7 +202,7 @@ fn zerocopy(ctx: &Ctx) -> Outcome {
         }
         sys::whole("send", n, piece.len)?;
         // It waits in the socket while its page may leave.
-        if piece.start % (8 * BLOCK) < 128 << 10 {
+        if index % 4 == 0 {
             ballast.walk()?;
         }
         sys::read_span(incoming.as_raw_fd(), buffer.part(0, piece.len))?;
