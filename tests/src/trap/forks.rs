@@ -1204,7 +1204,10 @@ fn dontfork_moves(ctx: &Ctx) -> Outcome {
                 ballast.walk()?;
             }
             let child = sys::fork(|| {
-                ensure!(!sys::is_mapped(kept) && !sys::is_mapped(to), "the child has what it should not get");
+                ensure!(
+                    !sys::is_mapped_anywhere(kept) && !sys::is_mapped_anywhere(to),
+                    "the child has what it should not get"
+                );
                 given.check(1)
             })?;
             sys::wait_for(child, 0)

@@ -173,7 +173,7 @@ fn mremap_move(ctx: &Ctx) -> Outcome {
     for (from, to) in &pieces {
         sys::remap(*from, from.len, sys::FIXED, to.start)?;
     }
-    ensure!(!sys::is_mapped(field), "the old place is still mapped");
+    ensure!(!sys::is_mapped_anywhere(field), "the old place is still mapped");
     for (from, to) in &pieces {
         to.check_as(from.start, 1)?;
     }
@@ -374,7 +374,7 @@ fn mremap_in_place(ctx: &Ctx) -> Outcome {
     let (low, high) = field.halves();
     for _ in 0..2 {
         let short = sys::remap(field, low.len, 0, 0)?;
-        ensure!(!sys::is_mapped(high), "what was cut off is still mapped");
+        ensure!(!sys::is_mapped_anywhere(high), "what was cut off is still mapped");
         ballast.walk()?;
         sys::remap(short, field.len, 0, 0)?;
         low.check(1)?;
@@ -1315,7 +1315,7 @@ fn munmap_parts(ctx: &Ctx) -> Outcome {
         })
     };
     check(&|hole| {
-        ensure!(!sys::is_mapped(hole), "a hole at {:#x} is mapped", hole.start);
+        ensure!(!sys::is_mapped_anywhere(hole), "a hole at {:#x} is mapped", hole.start);
         Ok(())
     })?;
     for hole in holes() {

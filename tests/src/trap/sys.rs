@@ -3,7 +3,7 @@
 //! Addresses are numbers here, and the functions are safe to call only with memory that the trap owns;
 //! see the comment of [`super::span`].
 
-use super::span::Span;
+use super::span::{Span, PAGE};
 use super::{Outcome, Stop};
 use libc::{c_int, pid_t};
 use std::ffi::CString;
@@ -121,11 +121,20 @@ pub fn remap(span: Span, new_len: usize, flags: c_int, to: usize) -> Result<Span
     Ok(Span::new(at as usize, new_len))
 }
 
-/// Whether any page of the span is mapped: by the map, without touching it.
+/// Whether all pages of the span are mapped: by the map, without touching it.
 pub fn is_mapped(span: Span) -> bool {
     let mut residency = vec![0u8; span.pages()];
     // SAFETY: the vector has a byte a page.
     unsafe { libc::mincore(span.as_ptr(), span.len, residency.as_mut_ptr()) == 0 }
+}
+
+/// Whether any page of the span is mapped: in the same way. Allocates nothing.
+pub fn is_mapped_anywhere(span: Span) -> bool {
+    let mut residency = 0u8;
+    span.pieces(PAGE).any(|page| {
+        // SAFETY: a byte for a page.
+        unsafe { libc::mincore(page.as_ptr(), page.len, &mut residency) == 0 }
+    })
 }
 
 /// How many pages of the span are in memory.
