@@ -750,9 +750,12 @@ fn check_end(trap: &Trap, done: &Done) -> Result<(), String> {
         End::Exit(code) => code,
         End::Signal(signal) => 128 + signal,
     };
-    let says_enough = matches!(trap.end, End::Signal(_))
-        || done.stdout.lines().next_back() == Some("ok")
-        || done.stdout.starts_with("skip: ");
+    let last = match trap.end {
+        End::Exit(_) => "ok",
+        // Who ends so cannot say more.
+        End::Signal(_) => "checked",
+    };
+    let says_enough = done.stdout.lines().next_back() == Some(last) || done.stdout.starts_with("skip: ");
     if done.code() != code || !says_enough || done.stdout.contains("wrong: ") {
         return Err(format!(
             "ended with {} instead of {code}\n--- standard output:\n{}\n--- standard error:\n{}",

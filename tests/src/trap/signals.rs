@@ -429,6 +429,7 @@ fn clone_storm(ctx: &Ctx) -> Outcome {
 fn crash(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
     field.check(1)?;
+    say("checked")?;
     store(std::hint::black_box(16), 1);
     Err(Stop::Wrong("a write to address 16 went well".into()))
 }
@@ -436,12 +437,14 @@ fn crash(ctx: &Ctx) -> Outcome {
 fn abort(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
     field.check(1)?;
+    say("checked")?;
     std::process::abort()
 }
 
 fn killed(ctx: &Ctx) -> Outcome {
     let (field, _ballast) = ctx.evicted()?;
     field.check(1)?;
+    say("checked")?;
     // SAFETY: has no conditions.
     sys::ret("kill", unsafe { libc::kill(libc::getpid(), libc::SIGKILL) })?;
     Err(Stop::Wrong("survived SIGKILL".into()))
@@ -454,8 +457,9 @@ fn status(ctx: &Ctx) -> Outcome {
     std::process::exit(42)
 }
 
-fn say_ready() -> Outcome {
-    println!("ready");
+/// At once: what ends by a signal flushes nothing.
+fn say(what: &str) -> Outcome {
+    println!("{what}");
     Ok(std::io::stdout().flush()?)
 }
 
@@ -466,7 +470,7 @@ extern "C" fn count(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
 fn term(ctx: &Ctx) -> Outcome {
     sys::handle(libc::SIGTERM, 0, count)?;
     let (field, mut ballast) = ctx.evicted()?;
-    say_ready()?;
+    say("ready")?;
     while HANDLED.load(Ordering::SeqCst) == 0 {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
@@ -476,7 +480,7 @@ fn term(ctx: &Ctx) -> Outcome {
 
 fn term_default(ctx: &Ctx) -> Outcome {
     let (_field, _ballast) = ctx.evicted()?;
-    say_ready()?;
+    say("ready")?;
     loop {
         std::thread::sleep(std::time::Duration::from_secs(1));
     }
