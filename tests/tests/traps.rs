@@ -415,7 +415,11 @@ impl Settings {
         };
         (0..6).try_for_each(|_| call("swapon", "mem,size=64M"))?;
         (2..8).rev().try_for_each(|number| call("swapoff", &format!("mem{number}")))?;
-        check_ok(&watched.finish(self.timeout)?)?;
+        let done = watched.finish(self.timeout)?;
+        check_ok(&done)?;
+        if !done.stderr.contains("too many open files") {
+            return Err(format!("nobody says that a device could not be opened: {}", done.stderr).into());
+        }
         Ok(())
     }
 
