@@ -1,6 +1,6 @@
 //! Forks: the child reads and writes memory that was out when it was made.
 
-use super::load::{together, Ballast, Churn, Dice};
+use super::load::{together, Ballast, Churn, Dice, Tally};
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use libc::{c_int, c_void};
@@ -221,13 +221,17 @@ fn fork_peeked(ctx: &Ctx) -> Outcome {
     fork_beside(ctx, peek)
 }
 
+/// Meddles with each block of a process's memory: with how many it could, and the first failure.
+type Meddle = fn(libc::pid_t, Span) -> (usize, Option<c_int>);
+
 /// Forks while another process meddles with the memory of each child, from when it is there.
-fn fork_beside(ctx: &Ctx, meddle: fn(libc::pid_t, Span) -> Option<c_int>) -> Outcome {
+fn fork_beside(ctx: &Ctx, meddle: Meddle) -> Outcome {
     let (field, mut ballast) = ctx.evicted()?;
     let parent = std::process::id();
-    let meddler = sys::fork(|| meddle_with_children(parent, field, meddle))?;
+    let met = Tally::new()?;
+    let meddler = sys::fork(|| meddle_with_children(parent, field, meddle, met))?;
     // May it do that? With whom makes no difference.
-    let may = meddle(meddler, field);
+    let (_, may) = meddle(meddler, field);
     let outcome = (1..=20).try_for_each(|generation| {
         // So that there are page tables.
         field.pieces(BLOCK).try_for_each(|block| block.page(7).check(generation))?;
@@ -241,12 +245,12 @@ fn fork_beside(ctx: &Ctx, meddle: fn(libc::pid_t, Span) -> Option<c_int>) -> Out
     sys::wait_status(meddler)?;
     match may {
         Some(libc::EPERM | libc::ENOSYS) => Err(Stop::Skip("it takes rights over other processes".into())),
-        _ => outcome,
+        _ => outcome.and_then(|()| met.some("blocks of children met")),
     }
 }
 
 /// Until it is killed.
-fn meddle_with_children(parent: u32, field: Span, meddle: fn(libc::pid_t, Span) -> Option<c_int>) -> Outcome {
+fn meddle_with_children(parent: u32, field: Span, meddle: Meddle, met: Tally) -> Outcome {
     let list = std::fs::File::open(format!("/proc/{parent}/task/{parent}/children"))?;
     let mut text = [0; 256];
     loop {
@@ -254,21 +258,21 @@ fn meddle_with_children(parent: u32, field: Span, meddle: fn(libc::pid_t, Span) 
         let children = String::from_utf8_lossy(&text[..len]);
         let children = children.split_whitespace().filter_map(|child| child.parse().ok());
         for child in children.filter(|child| *child != std::process::id() as libc::pid_t) {
-            meddle(child, field);
+            met.add(meddle(child, field).0);
         }
     }
 }
 
-/// Makes huge pages of a process's memory, as far as it can be; the first failure.
-fn collapse(process: libc::pid_t, field: Span) -> Option<c_int> {
+/// Makes huge pages of a process's memory, as far as it can be.
+fn collapse(process: libc::pid_t, field: Span) -> (usize, Option<c_int>) {
     // SAFETY: takes numbers.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) } as c_int;
     if pidfd < 0 {
-        return Some(sys::errno());
+        return (0, Some(sys::errno()));
     }
     // SAFETY: it was just opened.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    first_failure(field, |block| {
+    with_each_block(field, |block| {
         let block = libc::iovec { iov_base: block.as_ptr(), iov_len: BLOCK };
         let (fd, advice) = (pidfd.as_raw_fd(), libc::MADV_COLLAPSE);
         // SAFETY: one range; the content stays as it is.
@@ -276,9 +280,9 @@ fn collapse(process: libc::pid_t, field: Span) -> Option<c_int> {
     })
 }
 
-/// Reads a word of each block of a process's memory; the first failure.
-fn peek(process: libc::pid_t, field: Span) -> Option<c_int> {
-    first_failure(field, |block| {
+/// Reads a word of each block of a process's memory.
+fn peek(process: libc::pid_t, field: Span) -> (usize, Option<c_int>) {
+    with_each_block(field, |block| {
         let mut word = 0u64;
         let into = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
         let from = libc::iovec { iov_base: block.page(11).as_ptr(), iov_len: 8 };
@@ -287,8 +291,11 @@ fn peek(process: libc::pid_t, field: Span) -> Option<c_int> {
     })
 }
 
-fn first_failure(field: Span, meddle: impl Fn(Span) -> libc::c_long) -> Option<c_int> {
-    field.pieces(BLOCK).filter_map(|block| (meddle(block) < 0).then(sys::errno)).reduce(|first, _| first)
+fn with_each_block(field: Span, meddle: impl Fn(Span) -> libc::c_long) -> (usize, Option<c_int>) {
+    field.pieces(BLOCK).fold((0, None), |(met, failure), block| match meddle(block) {
+        0.. => (met + 1, failure),
+        _ => (met, failure.or_else(|| Some(sys::errno()))),
+    })
 }
 
 /// What the forks below read, and what they found.
@@ -554,12 +561,14 @@ fn fork_orphan(ctx: &Ctx) -> Outcome {
 
 fn fork_killed(ctx: &Ctx) -> Outcome {
     let mut dice = Dice::new(1);
+    let (met, in_fork) = (Tally::new()?, Tally::new()?);
     for _ in 0..12 {
         let (read, write) = sys::pipe()?;
         let victim = sys::fork(|| {
             let (field, _ballast) = ctx.evicted()?;
             sys::write_all(write.as_raw_fd(), b".")?;
             loop {
+                sys::write_all(write.as_raw_fd(), b"f")?;
                 let child = sys::fork(|| {
                     sys::write_all(write.as_raw_fd(), b"b")?;
                     field.page(7).check(1)?;
@@ -583,8 +592,11 @@ fn fork_killed(ctx: &Ctx) -> Outcome {
         std::fs::File::from(read).read_to_end(&mut said).expect("a pipe can be read");
         let count = |what: u8| said.iter().filter(|byte| **byte == what).count();
         ensure!(count(b'b') == count(b'e'), "children of the victim did not end: {said:?}");
+        met.add(count(b'b'));
+        in_fork.add(count(b'f') - count(b'b'));
     }
-    Ok(())
+    in_fork.say("victims were killed in a fork");
+    met.some("children of victims")
 }
 
 /// Does a byte come, or the end?
@@ -893,16 +905,19 @@ fn fork_guards(ctx: &Ctx) -> Outcome {
 }
 
 fn fork_dontunmap(ctx: &Ctx) -> Outcome {
+    let moves = Tally::new()?;
     fill_beside_forks(ctx, |part| {
         part.pieces(64 * PAGE).try_for_each(|piece| {
             let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
             // Of several mappings it is refused.
             let Ok(moved) = sys::remap(piece, piece.len, how, 0) else { return piece.check(1) };
+            moves.add(1);
             piece.page(0).check_zero()?;
             moved.check_as(piece.start, 1)?;
             sys::unmap(moved)
         })
-    })
+    })?;
+    moves.some("moves")
 }
 
 fn fork_grown_over(ctx: &Ctx) -> Outcome {
@@ -917,7 +932,9 @@ fn fork_while_replaced(ctx: &Ctx, comes: impl Fn(Span) -> Result<(), Stop> + Syn
     let (field, mut ballast) = ctx.evicted()?;
     let piece = field.len / 64;
     let (turn, mapped) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let (begins, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (begins, unmapped, stop) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    // Children that have the newcomer, and of these those whose parent's thread was still about what had been there.
+    let (met, met_amid) = (Tally::new()?, Tally::new()?);
     let place = |turn: usize| field.part((1 + turn) * piece, piece);
     std::thread::scope(|scope| {
         let unmaps = scope.spawn(|| -> Outcome {
@@ -927,6 +944,7 @@ fn fork_while_replaced(ctx: &Ctx, comes: impl Fn(Span) -> Result<(), Stop> + Syn
                     done += 1;
                     begins.store(done, Ordering::SeqCst);
                     sys::unmap(place(done - 1))?;
+                    unmapped.store(done, Ordering::SeqCst);
                 }
             }
             Ok(())
@@ -944,23 +962,36 @@ fn fork_while_replaced(ctx: &Ctx, comes: impl Fn(Span) -> Result<(), Stop> + Syn
         let done = (1..=32).try_for_each(|next| {
             ballast.walk()?;
             turn.store(next, Ordering::SeqCst);
-            // At once, and a little later each time.
-            (0..next * 200).for_each(|_| std::hint::spin_loop());
+            let wait_for_newcomer = || {
+                while mapped.load(Ordering::SeqCst) != next {
+                    ensure!(!unmaps.is_finished() && !maps.is_finished(), "a thread ended early");
+                    std::thread::yield_now();
+                }
+                Ok(())
+            };
+            // At once, and a little later each time; or as soon as the newcomer is there, which that hardly ever meets.
+            match next % 2 {
+                0 => wait_for_newcomer()?,
+                _ => (0..next * 200).for_each(|_| std::hint::spin_loop()),
+            }
             let child = sys::fork(|| match mapped.load(Ordering::SeqCst) == next {
-                true => place(next - 1).check_zero(),
+                true => {
+                    met.add(1);
+                    met_amid.add(usize::from(unmapped.load(Ordering::SeqCst) != next));
+                    place(next - 1).check_zero()
+                }
                 false => Ok(()),
             })?;
             sys::wait_for(child, 0)?;
-            while mapped.load(Ordering::SeqCst) != next {
-                ensure!(!unmaps.is_finished() && !maps.is_finished(), "a thread ended early");
-                std::thread::yield_now();
-            }
+            wait_for_newcomer()?;
             place(next - 1).check_zero()
         });
         stop.store(true, Ordering::Relaxed);
         [unmaps, maps].into_iter().try_for_each(|thread| thread.join().expect("no panic")).and(done)
     })?;
-    field.part(33 * piece, 31 * piece).check(1)
+    field.part(33 * piece, 31 * piece).check(1)?;
+    met_amid.say("children with a newcomer amid the unmapping");
+    met.some("children with a newcomer")
 }
 
 /// What grew in place is registered with what it grew from, and found later.
@@ -1653,6 +1684,7 @@ fn fork_code(ctx: &Ctx) -> Outcome {
     const LEN: usize = 16 * PAGE;
     let (field, mut ballast) = ctx.evicted()?;
     let at = sys::map(LEN)?;
+    let met = Tally::new()?;
     let (stop, is_data) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let changer = scope.spawn(|| -> Outcome {
@@ -1676,6 +1708,7 @@ fn fork_code(ctx: &Ctx) -> Outcome {
             while Instant::now() < deadline {
                 let child = sys::fork(|| {
                     if is_data.load(Ordering::SeqCst) {
+                        met.add(1);
                         at.check(7)?;
                     }
                     field.page(3).check(1)
@@ -1686,7 +1719,8 @@ fn fork_code(ctx: &Ctx) -> Outcome {
         })();
         stop.store(true, Ordering::Relaxed);
         done.and(changer.join().expect("the thread does not panic"))
-    })
+    })?;
+    met.some("children with data where code was")
 }
 
 /// What keeps code from others' children goes with it where it moves, and must not be there when it is data.

@@ -2,7 +2,7 @@
 
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Outcome, Stop};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -154,6 +154,36 @@ pub fn together(count: usize, work: impl Fn(usize) -> Outcome + Sync) -> Outcome
             .into_iter()
             .try_for_each(|thread| thread.join().map_err(|_| Stop::Wrong("a thread panicked".into()))?)
     })
+}
+
+/// How often what a trap is about was met, by all of its processes.
+#[derive(Clone, Copy)]
+pub struct Tally(&'static AtomicU64);
+
+impl Tally {
+    pub fn new() -> Result<Self, Stop> {
+        let page = sys::map_at(0, PAGE, sys::RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS)?;
+        // SAFETY: a page of zeros that stays.
+        Ok(Tally(unsafe { &*page.as_ptr() }))
+    }
+
+    /// Calls nothing that keeps state.
+    pub fn add(self, n: usize) {
+        self.0.fetch_add(n as u64, Ordering::SeqCst);
+    }
+
+    /// Says how often `what` was met.
+    pub fn say(self, what: &str) -> u64 {
+        let count = self.0.load(Ordering::SeqCst);
+        println!("met: {count} {what}");
+        count
+    }
+
+    /// The same; it must have been.
+    pub fn some(self, what: &str) -> Outcome {
+        ensure!(self.say(what) > 0, "no {what}: this tested nothing");
+        Ok(())
+    }
 }
 
 /// A small generator of pseudo-random numbers: the same seed gives the same run.

@@ -1,6 +1,6 @@
 //! A program that uses userfaultfd itself, on a region of its own: not the engine's to take.
 
-use super::load::{together, Ballast, Churn, Dice};
+use super::load::{together, Ballast, Churn, Dice, Tally};
 use super::span::{Span, BLOCK, PAGE};
 use super::{ensure, sys, Ctx, Outcome, Stop, Trap};
 use pageout::{Bytes, Delivery, Error, Region, Swap};
@@ -150,6 +150,7 @@ fn own_uffd_ahead(ctx: &Ctx) -> Outcome {
     const WALKED: usize = 300;
     const CUT: usize = 320;
     let fd = open(libc::O_NONBLOCK)?;
+    let own = Tally::new()?;
     let area = sys::map_aligned(BLOCKS * BLOCK, BLOCK)?;
     let mut ballast = Ballast::new(ctx.size)?;
     let deadline = ctx.deadline();
@@ -204,6 +205,7 @@ fn own_uffd_ahead(ctx: &Ctx) -> Outcome {
                 rest.page(page).check(3)?;
             }
             if is_own {
+                own.add(1);
                 unregister(&fd, rest)?;
             }
         }
@@ -216,7 +218,8 @@ fn own_uffd_ahead(ctx: &Ctx) -> Outcome {
         let threads = threads.map(|thread| thread.join().expect("a thread of the trap"));
         threads.into_iter().fold(done, Outcome::and)
     });
-    done.and_then(|()| ballast.walk())
+    done.and_then(|()| ballast.walk())?;
+    own.some("areas of its own")
 }
 
 /// Answers faults with generation 3.
