@@ -77,7 +77,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "Signals that are sent to pageout go on to the program, but for those that stop: SIGTSTP, SIGTTIN and SIGTTOU stop \
              pageout alone, and the program waits as soon as it needs it. Those of the terminal (Ctrl-C, Ctrl-Z) reach both, and so does what \
              a process sends to the group of both (kill -- -PGID) or to all of a control group: it does not go on. A program that has a process group of its own (timeout, setsid) gets what pageout's \
-             gets, and Ctrl-C, by pageout; Ctrl-Z stops pageout alone. What the program, or a process below it, sends to pageout is for the parent that the \
+             gets, and Ctrl-C, by pageout; Ctrl-Z stops pageout alone, and a program of another session outlives the terminal. What the program, or a process below it, sends to pageout is for the parent that the \
              program would have without, and goes to pageout's own. Who waits for pageout is not \
              told that a program stops which has a group of its own (suspend in a shell). One \
              that was ignored when pageout started, as SIGHUP by nohup(1), does not end the wait.",

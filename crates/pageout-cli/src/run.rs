@@ -324,18 +324,18 @@ impl Watch {
         if !is_from_below && !self.is_for_parent(&signal) {
             self.note(&signal);
         }
-        let is_ours = signal.sender.is_none() && is_for_us_alone(signal.number);
         if signal.number != libc::SIGCHLD {
             self.witness.iter_mut().for_each(Witness::came);
         }
         // The terminal's own go to all; the program may not have been there yet.
         let may_be_ours = signal.sender.is_some() || self.begins;
-        let is_missed =
-            || signal.sender.is_none() && TERMINALS.contains(&signal.number) && self.misses_terminals();
-        let is_ours = is_ours || is_missed();
+        let is_missed = signal.sender.is_none() && self.misses(signal.number);
+        // Who has left the session outlives the terminal.
+        let is_beyond = || HANGUP.contains(&signal.number) && sys::has_other_session(self.main);
+        let is_nobodys = signal.number == libc::SIGCHLD || signal.sender.is_none() && is_beyond();
         match &mut self.witness {
-            _ if signal.number == libc::SIGCHLD => {}
-            _ if is_ours => self.send_on(signal),
+            _ if is_nobodys => {}
+            _ if is_missed => self.send_on(signal),
             Some(witness) if may_be_ours => witness.ask(signal),
             None if may_be_ours => self.send_on(signal),
             _ => {}
@@ -347,9 +347,13 @@ impl Watch {
         self.ended.is_none() && sys::has_other_group(self.main)
     }
 
-    /// And what the terminal says neither, unless it is that group that it is for.
-    fn misses_terminals(&self) -> bool {
-        self.is_apart() && !sys::is_in_foreground(self.main)
+    /// Has a signal that the kernel sent to us not gone to the program as well?
+    fn misses(&self, number: i32) -> bool {
+        let is_for_first = HANGUP.contains(&number) && sys::leads_session();
+        // Unless it is its group that the terminal is for.
+        let passes_by =
+            || TERMINALS.contains(&number) && self.is_apart() && !sys::is_in_foreground(self.main);
+        CLOCKS.contains(&number) || is_for_first || passes_by()
     }
 
     /// Who sees what such a program gets besides, if that has begun just now.
@@ -449,11 +453,6 @@ fn leave_behind(server: &Server, why: &str) {
 /// Whether a signal ends us where there is no program to end.
 fn is_to_end(signal: &Signal) -> bool {
     ENDING.contains(&signal.number) && !sys::is_ignored(signal.number)
-}
-
-/// Whether a signal that the kernel sent to us did not go to the program as well.
-fn is_for_us_alone(number: i32) -> bool {
-    CLOCKS.contains(&number) || HANGUP.contains(&number) && sys::leads_session()
 }
 
 /// Each process of the tree takes descriptors here. The limit as it was; the program gets that.

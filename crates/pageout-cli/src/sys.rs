@@ -585,6 +585,13 @@ pub fn has_other_group(pid: i32) -> bool {
     its > 0 && its != ours
 }
 
+/// Whether a process is of another session than we.
+pub fn has_other_session(pid: i32) -> bool {
+    // SAFETY: take numbers; nothing is written.
+    let (its, ours) = unsafe { (libc::getsid(pid), libc::getsid(0)) };
+    its > 0 && its != ours
+}
+
 /// Whether a process is of the group that its terminal is for.
 pub fn is_in_foreground(pid: i32) -> bool {
     let stat = text_of(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1136,6 +1136,25 @@ fn a_signal_to_the_group_reaches_a_program_with_a_group_of_its_own() {
     }
 }
 
+/// The kernel says so to the leader of a session, and to the terminal's foreground group.
+#[test]
+fn who_has_a_session_of_its_own_outlives_the_terminal() {
+    let place = Place::new();
+    let script = "trap 'echo gone; exit' HUP; echo ready; for i in 1 2 3 4 5; do sleep 0.1; done; echo lived";
+    let run = ["run", "-s", "mem,size=64M"];
+    for (leaves, last) in [(&["timeout", "60"][..], "gone"), (&["setsid"], "lived")] {
+        let mut command = place.pageout(&[&run[..], leaves, &["sh", "-c", script]].concat());
+        let (terminal, side) = with_terminal(&mut command);
+        let run = ready(&mut command);
+        drop((terminal, side));
+        assert_eq!(
+            String::from_utf8(run.wait_with_output().unwrap().stdout).unwrap().trim(),
+            last,
+            "{leaves:?}"
+        );
+    }
+}
+
 /// As who ends a control group sends it.
 #[test]
 fn a_signal_to_each_of_a_control_group_comes_once_to_a_program_with_a_group_of_its_own() {
