@@ -13,7 +13,7 @@
  *
  * Needs Linux 6.8 or later and, but for pageout_open_inline(), read and write access to /dev/userfaultfd, or more
  * rights. A seccomp filter on all threads (TSYNC) is on the engine's too: a touch of what is out waits for ever where that may not
- * call what it needs (ioctl, ppoll, read, futex, madvise, and what devices take). One on some threads is none on the engine.
+ * call what it needs (ioctl, ppoll, read, futex, madvise, mprotect, mremap, and what devices take). One on some threads is none on the engine.
  */
 #ifndef PAGEOUT_H
 #define PAGEOUT_H

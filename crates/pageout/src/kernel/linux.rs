@@ -6,7 +6,7 @@ use crate::space::{BLOCK, PAGE};
 use crate::sync::{timeout, Backoff, Lock, OTHER_LOCKS};
 use core::fmt;
 use core::sync::atomic::{
-    AtomicU32,
+    AtomicU32, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use linux_raw_sys::general as raw;
@@ -45,6 +45,8 @@ pub struct Linux {
     told: AtomicU32,
     /// See [`Kernel::refuses_pinned`].
     refuses_pinned: bool,
+    /// Before Linux 6.16 a huge page of zeros is not told from others.
+    hides_zeros: bool,
     /// See [`Kernel::frees_tables`].
     frees_tables: bool,
     /// Before Linux 6.14 two calls that MOVE pages of one large folio may try for ever, each because of the other. Blocks need not
@@ -52,7 +54,7 @@ pub struct Linux {
     tangles: bool,
     taking: Lock<()>,
     /// A block of the engine's to put page tables in that the kernel does not free; 0: none.
-    attic: usize,
+    attic: AtomicUsize,
 }
 
 const NONE_TOLD: u32 = u32::MAX;
@@ -161,9 +163,6 @@ impl Statm {
 
 /// Runs that one PAGEMAP_SCAN returns at most.
 const SCAN_RUNS: usize = 64;
-
-/// The kernel's page of zeros in private memory of no file. Before Linux 6.16 the huge one is told by not being anonymous only.
-const ZEROS: u32 = raw::PAGE_IS_PFNZERO | raw::PAGE_IS_FILE;
 
 /// PROCMAP_QUERY: `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: usize = 0xc068_6611;
@@ -371,10 +370,11 @@ impl Linux {
             lose_events: || false,
             told: AtomicU32::new(NONE_TOLD),
             refuses_pinned: is_at_least(uname().release().to_bytes(), (6, 18)),
+            hides_zeros: !is_at_least(uname().release().to_bytes(), (6, 16)),
             frees_tables: is_at_least(uname().release().to_bytes(), (6, 14)),
             tangles: !is_at_least(uname().release().to_bytes(), (6, 14)),
             taking: Lock::new((), &OTHER_LOCKS),
-            attic: 0,
+            attic: AtomicUsize::new(0),
         })
     }
 
@@ -426,20 +426,51 @@ impl Linux {
 
     /// Names 2 MiB, aligned, of the engine's own memory that nobody uses: what the kernel leaves behind of huge frames goes there.
     pub fn set_attic(&mut self, block: usize) {
-        self.attic = block;
+        *self.attic.get_mut() = block;
+    }
+
+    /// Is a huge page mapped here and nowhere else? Not the kernel's of zeros, nor what is shared since a fork.
+    fn is_exclusive(&self, at: usize) -> bool {
+        const EXCLUSIVE: u64 = 1 << 56;
+        let mut entry = [0; 8];
+        let read = pread(&self.pagemap, &mut entry, (at / PAGE * size_of::<u64>()) as u64);
+        read.is_ok() && u64::from_le_bytes(entry) & EXCLUSIVE != 0
+    }
+
+    /// What was found to be huge is so up to where that may be otherwise.
+    fn cut_zeros(&self, found: &mut Found) {
+        found.huge = self.is_exclusive(found.start);
+        let mut blocks = (found.start.next_multiple_of(BLOCK)..found.end).step_by(BLOCK);
+        found.end = blocks.find(|at| self.is_exclusive(*at) != found.huge).unwrap_or(found.end);
     }
 
     /// Takes the empty page table from a huge frame that is all holes, and not registered: where small pages have been, MOVE splits
     /// what comes, and no huge page is given. What is mapped stays as it is. It goes by `mremap`, which takes the table along,
     /// and frees the one of last time.
     fn clear_table(&self, at: usize) {
-        if self.frees_tables || self.attic == 0 {
+        if self.frees_tables {
+            return;
+        }
+        // Who comes meanwhile leaves the table where it is.
+        let attic = self.attic.swap(0, Relaxed);
+        if attic == 0 {
             return;
         }
         let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP;
-        // Where it is refused the table stays.
         // SAFETY: both are the engine's, nothing is in the one, and nobody uses the other.
-        let _ = unsafe { call(raw::__NR_mremap, [at, BLOCK, BLOCK, how as usize, self.attic, 0]) };
+        let moved = unsafe { call(raw::__NR_mremap, [at, BLOCK, BLOCK, how as usize, attic, 0]) };
+        // Where it is refused (limits on addresses and on what is committed) the kernel may have unmapped the other before it
+        // looked, and what is there by now may be the program's.
+        let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | raw::MAP_FIXED_NOREPLACE;
+        // SAFETY: a new mapping, where there is none; no child's, as the engine's memory.
+        let again = || unsafe {
+            let place = call(raw::__NR_mmap, [attic, BLOCK, 0, flags as usize, usize::MAX, 0]);
+            place.is_ok_and(|at| at == attic)
+                && madvise(attic as *mut _, BLOCK, Advice::LinuxDontFork).is_ok()
+        };
+        if moved.is_ok() || again() {
+            self.attic.store(attic, Relaxed);
+        }
     }
 
     /// The registration, for who keeps it alive.
@@ -837,7 +868,7 @@ unsafe impl Kernel for Linux {
         let runs = &mut runs[..out.len().min(SCAN_RUNS)];
         // Swapped: by the kernel, or while it moves the page to another place in memory. Its data are there.
         let there = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
-        let told = raw::PAGE_IS_HUGE | ZEROS;
+        let told = raw::PAGE_IS_HUGE | raw::PAGE_IS_PFNZERO;
         let sought = Sought { any: there, told, ..Sought::default() };
         let mut found = pagemap_scan(&self.pagemap, (start, end), sought, runs);
         if let Err(Errno::BADF | Errno::NOTTY) = found {
@@ -848,13 +879,19 @@ unsafe impl Kernel for Linux {
         }
         match found {
             Ok((n, upto)) => {
-                for (to, run) in out.iter_mut().zip(&runs[..n]) {
+                for (i, (to, run)) in out.iter_mut().zip(&runs[..n]).enumerate() {
                     *to = Found {
                         start: run.start as usize,
                         end: run.end as usize,
                         // MOVE of the whole huge page of zeros maps physical memory from 0 on, on Linux 6.16 to 6.18.
                         huge: run.categories & told as u64 == raw::PAGE_IS_HUGE as u64,
                     };
+                    if to.huge && self.hides_zeros {
+                        self.cut_zeros(to);
+                        if to.end < run.end as usize {
+                            return (i + 1, to.end);
+                        }
+                    }
                 }
                 (n, upto)
             }
@@ -865,7 +902,7 @@ unsafe impl Kernel for Linux {
 
     fn count_zeros(&self, start: usize, len: usize) -> usize {
         const RUNS: usize = 32;
-        let sought = Sought { any: ZEROS, ..Sought::default() };
+        let sought = Sought { any: raw::PAGE_IS_PFNZERO, ..Sought::default() };
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; RUNS];
         let (mut at, mut count) = (start, 0);
         while at < start + len {
@@ -879,9 +916,17 @@ unsafe impl Kernel for Linux {
     }
 
     fn holds_zeros(&self, start: usize, len: usize) -> bool {
-        let sought = Sought { none: ZEROS, any: raw::PAGE_IS_PRESENT, ..Sought::default() };
+        let (none, any, told) = (raw::PAGE_IS_PFNZERO, raw::PAGE_IS_PRESENT, raw::PAGE_IS_HUGE);
+        let sought = Sought { none, any, told, all: 0 };
         let mut found = [raw::page_region { start: 0, end: 0, categories: 0 }; 1];
-        pagemap_scan(&self.pagemap, (start, start + len), sought, &mut found).is_ok_and(|(n, _)| n == 0)
+        match pagemap_scan(&self.pagemap, (start, start + len), sought, &mut found) {
+            Ok((0, _)) => true,
+            // Frames are shared with nobody.
+            Ok(_) => {
+                self.hides_zeros && found[0].categories != 0 && !self.is_exclusive(found[0].start as usize)
+            }
+            Err(_) => false,
+        }
     }
 
     fn populate_write(&self, at: usize, len: usize) -> Result<(), Errno> {
@@ -958,6 +1003,7 @@ unsafe impl Kernel for Linux {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::mm::{MapFlags, ProtFlags};
 
     #[test]
     fn releases_are_compared_by_number() {
@@ -975,8 +1021,8 @@ mod tests {
 
     /// Memory that no child shares: another test of this process forks, and what is shared cannot move.
     fn reserve(len: usize) -> usize {
-        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping.
         unsafe {
             let start = rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, flags).unwrap();
@@ -1113,6 +1159,34 @@ mod tests {
             assert_eq!(kernel.scan(at, at + BLOCK, &mut found).0, 0);
         }
         assert!(kernel.resident_pages() > 0);
+    }
+
+    #[test]
+    fn huge_pages_of_zeros_are_told() {
+        let Some((kernel, _)) = registered_block() else { return };
+        let at = reserve(5 * BLOCK).next_multiple_of(BLOCK);
+        // SAFETY: our own pages.
+        unsafe {
+            madvise(at as *mut _, 4 * BLOCK, Advice::LinuxHugepage).unwrap();
+            for (block, is_written) in [false, true, true, false].into_iter().enumerate() {
+                let byte = (at + block * BLOCK) as *mut u8;
+                assert_eq!(byte.read_volatile(), 0);
+                if is_written {
+                    byte.write_volatile(1);
+                }
+            }
+        }
+        let (mut from, mut huge) = (at, Vec::new());
+        while from < at + 4 * BLOCK {
+            let mut found = [Found::NONE; 4];
+            let (n, upto) = kernel.scan(from, at + 4 * BLOCK, &mut found);
+            huge.extend(found[..n].iter().filter(|run| run.huge).map(|run| (run.start - at, run.end - at)));
+            from = upto;
+        }
+        if !huge.is_empty() {
+            assert_eq!(huge, [(BLOCK, 3 * BLOCK)]);
+        }
+        assert!(kernel.holds_zeros(at, BLOCK) && !kernel.holds_zeros(at + BLOCK, BLOCK));
     }
 
     /// Before Linux 6.14 the page table of the small pages would stay, and no huge page would fit any more.

@@ -354,7 +354,9 @@ impl<K: Kernel> Engine<K> {
             if self.frames.huge_ready() > 0 || self.new_huge().map(made).is_some() {
                 return true;
             }
-            if self.is_stuck() || self.evict_directly(out, MOST) == 0 || !may {
+            // Small frames will do, and there is room for those.
+            let has_room = !may && short == 0;
+            if has_room || self.is_stuck() || self.evict_directly(out, MOST) == 0 || !may {
                 break;
             }
         }
