@@ -399,9 +399,15 @@ impl Watch {
         let Some(witness) = &mut self.witness else { return };
         witness.has_read(looked);
         let is_apart = self.is_apart();
+        // A shell tells its jobs when the terminal goes away. Who has left the session is to outlive that.
+        let is_beyond = sys::has_other_session(self.main);
         let next = |watch: &mut Self| {
             // What the program has sent is for our parent.
-            let is_missed = |signal: &Signal| is_apart && signal.sender != Some(watch.main);
+            let is_missed = |signal: &Signal| {
+                is_apart
+                    && signal.sender != Some(watch.main)
+                    && !(is_beyond && HANGUP.contains(&signal.number))
+            };
             watch.witness.as_mut()?.next_for_us(is_missed)
         };
         while let Some(signal) = next(self) {

@@ -207,7 +207,6 @@ fn watch(parent: i32, seen: &Seen, in_our_group: bool, [start, end]: [usize; 2])
     // SAFETY: these take numbers and a string; and what the kernel wrote our arguments to, nobody reads any more.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        libc::prctl(libc::PR_SET_NAME, c"witness".as_ptr());
         libc::close_range(0, u32::MAX, 0);
         libc::chdir(c"/".as_ptr());
         std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start));
@@ -227,6 +226,8 @@ fn watch(parent: i32, seen: &Seen, in_our_group: bool, [start, end]: [usize; 2])
         while next(Some(&libc::timespec { tv_sec: 0, tv_nsec: 0 })).is_some() {}
         seen[0].store(sys::since_boot(), Release);
     }
+    // SAFETY: takes a string.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"witness".as_ptr()) };
     // SAFETY: takes nothing.
     while unsafe { libc::getppid() } == parent {
         if let Some(seen) = next(None).and_then(|number| seen.get(number)) {

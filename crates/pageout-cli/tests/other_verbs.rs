@@ -96,7 +96,8 @@ fn without_proc_doctor_and_run_say_to_mount_it() {
     }
     let place = Place::new();
     let said = |mount: &str, settings: &str| {
-        let script = format!("mount {mount} none /proc && {{ \"$0\" doctor {settings}; echo $?; exec \"$0\" run {settings} true; }}");
+        // A limit of a control group would do, too.
+        let script = format!("mount -t tmpfs none /sys/fs/cgroup && mount {mount} none /proc && {{ \"$0\" doctor {settings}; echo $?; exec \"$0\" run {settings} true; }}");
         place.with_own_mounts(&script)
     };
     let ended = said("-t tmpfs", "");

@@ -1155,6 +1155,23 @@ fn who_has_a_session_of_its_own_outlives_the_terminal() {
     }
 }
 
+/// As an interactive shell tells its jobs that the terminal has gone.
+#[test]
+fn who_has_a_session_of_its_own_is_hung_up_by_itself_only() {
+    let place = Place::new();
+    let script =
+        "trap 'echo gone; exit' HUP; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; echo lived";
+    for (group, last) in [(true, "lived"), (false, "gone")] {
+        let mut command = place.pageout(["run", "-s", "mem,size=64M", "setsid", "sh", "-c", script]);
+        let run = ready(command.process_group(0));
+        let me = run.id() as i32;
+        // SAFETY: a child that is not reaped yet, and its group.
+        unsafe { libc::kill(if group { -me } else { me }, libc::SIGHUP) };
+        let said = String::from_utf8(run.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said.trim(), last, "to the group: {group}");
+    }
+}
+
 /// As who ends a control group sends it.
 #[test]
 fn a_signal_to_each_of_a_control_group_comes_once_to_a_program_with_a_group_of_its_own() {

@@ -231,7 +231,7 @@ fn fork_beside(ctx: &Ctx, meddle: Meddle) -> Outcome {
     let met = Tally::new()?;
     let meddler = sys::fork(|| meddle_with_children(parent, field, meddle, met))?;
     // May it do that? With whom makes no difference.
-    let (_, may) = meddle(meddler, field);
+    let (could, may) = meddle(meddler, field);
     let outcome = (1..=20).try_for_each(|generation| {
         // So that there are page tables.
         field.pieces(BLOCK).try_for_each(|block| block.page(7).check(generation))?;
@@ -245,6 +245,9 @@ fn fork_beside(ctx: &Ctx, meddle: Meddle) -> Outcome {
     sys::wait_status(meddler)?;
     match may {
         Some(libc::EPERM | libc::ENOSYS) => Err(Stop::Skip("it takes rights over other processes".into())),
+        Some(libc::EINVAL | libc::ENOMEM | libc::EAGAIN) if could == 0 && met.count() == 0 => {
+            Err(Stop::Skip("there are no huge pages".into()))
+        }
         _ => outcome.and_then(|()| met.some("blocks of children met")),
     }
 }
@@ -1705,7 +1708,8 @@ fn fork_code(ctx: &Ctx) -> Outcome {
         });
         let deadline = ctx.deadline();
         let done = (|| {
-            while Instant::now() < deadline {
+            let is_missing = || met.count() == 0 && Instant::now() < deadline + Duration::from_secs(5);
+            while Instant::now() < deadline || is_missing() {
                 let child = sys::fork(|| {
                     if is_data.load(Ordering::SeqCst) {
                         met.add(1);

@@ -172,9 +172,13 @@ impl Tally {
         self.0.fetch_add(n as u64, Ordering::SeqCst);
     }
 
+    pub fn count(self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
     /// Says how often `what` was met.
     pub fn say(self, what: &str) -> u64 {
-        let count = self.0.load(Ordering::SeqCst);
+        let count = self.count();
         println!("met: {count} {what}");
         count
     }

@@ -112,7 +112,7 @@ impl Client {
     pub(super) fn why_not_killed(&self) -> Option<String> {
         let error = self.hold.send(0).err()?;
         Some(format!(
-            "cannot be killed ({}), and waits for ever where it touches what was swapped out; kill it as root",
+            "cannot be killed ({}), and waits where it touches what was swapped out, which reads as zeros once pageout has ended; kill it as root",
             reason(&error)
         ))
     }
