@@ -68,6 +68,8 @@ const MOST_GROWTH: u64 = 16 << 20;
 const SCAN_SHARE: u64 = 8;
 /// An area of at most this many bytes that holds a thread's control block is that thread's stack.
 const LARGEST_STACK: usize = 64 << 20;
+/// While a look for areas that takes longer (ns) is under way, nobody sees what the program takes meanwhile.
+const LONG_SCAN: u64 = 4_000_000;
 /// From the page of a thread's control block on so much is its descriptor's.
 const ABOVE_BLOCK: usize = 2 * PAGE;
 /// Servers of faults. All but one sleep unless faults come together or wait for a slow device.
@@ -550,6 +552,9 @@ impl Life {
             return false;
         }
         self.scanned = mappings;
+        if self.scan_took > LONG_SCAN && keeper.engine.is_full() {
+            part::hold_all();
+        }
         self.look_around(keeper, over);
         if !is_explained {
             // What of it was not found cannot go.

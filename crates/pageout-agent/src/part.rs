@@ -86,7 +86,7 @@ pub fn hold_up(bytes: usize) {
 
 /// Whoever maps memory is held up from here to the next look.
 pub fn hold_all() {
-    PENALTY.store(2 * HELD_UP, Ordering::Relaxed);
+    PENALTY.fetch_max(2 * HELD_UP, Ordering::Relaxed);
 }
 
 /// Nobody is held up before the next look.
