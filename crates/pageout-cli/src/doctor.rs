@@ -249,8 +249,3 @@ fn swap(findings: &mut Findings, config: &Config) {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-}

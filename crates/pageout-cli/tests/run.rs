@@ -1143,7 +1143,7 @@ fn who_has_a_session_of_its_own_outlives_the_terminal() {
     let script = "trap 'echo gone; exit' HUP; echo ready; for i in 1 2 3 4 5; do sleep 0.1; done; echo lived";
     let run = ["run", "-s", "mem,size=64M"];
     for (leaves, last) in [(&["timeout", "60"][..], "gone"), (&["setsid"], "lived")] {
-        let mut command = place.pageout(&[&run[..], leaves, &["sh", "-c", script]].concat());
+        let mut command = place.pageout([&run[..], leaves, &["sh", "-c", script]].concat());
         let (terminal, side) = with_terminal(&mut command);
         let run = ready(&mut command);
         drop((terminal, side));
