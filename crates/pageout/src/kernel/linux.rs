@@ -355,6 +355,8 @@ impl Linux {
         if home != whole {
             let _ = sched_setaffinity(None, &home);
         }
+        let name = uname();
+        let is_since = |version| is_at_least(name.release().to_bytes(), version);
         Ok(Self {
             identity: identity(&uffd),
             uffd,
@@ -369,10 +371,10 @@ impl Linux {
             are_ours: || true,
             lose_events: || false,
             told: AtomicU32::new(NONE_TOLD),
-            refuses_pinned: is_at_least(uname().release().to_bytes(), (6, 18)),
-            hides_zeros: !is_at_least(uname().release().to_bytes(), (6, 16)),
-            frees_tables: is_at_least(uname().release().to_bytes(), (6, 14)),
-            tangles: !is_at_least(uname().release().to_bytes(), (6, 14)),
+            refuses_pinned: is_since((6, 18)),
+            hides_zeros: !is_since((6, 16)),
+            frees_tables: is_since((6, 14)),
+            tangles: !is_since((6, 14)),
             taking: Lock::new((), &OTHER_LOCKS),
             attic: AtomicUsize::new(0),
         })
