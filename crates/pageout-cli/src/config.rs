@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
-use pageout::api::{reason, Bytes, Spec};
+use pageout::api::{reason, split_number, Bytes, Spec};
 use pageout::stats::MAX_ORDER;
 use pageout::wire::ENV_RUN;
 
@@ -287,7 +287,8 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
     }
     let bytes = match written.text.strip_suffix('%') {
         Some(percent) => {
-            let percent = number(percent).ok_or_else(|| written.complain(TAKES))?;
+            let number = split_number(percent).filter(|(_, rest)| rest.is_empty());
+            let (percent, _) = number.ok_or_else(|| written.complain(TAKES))?;
             if !(percent > 0.0 && percent <= 100.0) {
                 return Err(written.complain("a percentage above 0% and up to 100%"));
             }
@@ -305,13 +306,6 @@ fn limit(written: &Written, available: impl Fn() -> u64) -> Result<u64> {
         bail!("{source} {}{bytes}: too small; the least that works is {LEAST_LIMIT}", written.text);
     }
     Ok(bytes)
-}
-
-/// A number as sizes have it: digits, and a point between them or behind; no sign, no exponent.
-fn number(text: &str) -> Option<f64> {
-    let is_one = text.starts_with(|c: char| c.is_ascii_digit())
-        && text.chars().all(|c| c.is_ascii_digit() || c == '.');
-    text.parse().ok().filter(|_| is_one)
 }
 
 fn swapin(written: &Written) -> Result<u32> {

@@ -2,9 +2,10 @@
 //!
 //! The terminal, the process group and the signals' dispositions are the program's as they were ours. We do not die
 //! of signals while it lives: those that are sent to us alone go on to the program, or, from itself, which takes us for its
-//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us, unless it has a group of its own. When it has ended and other
-//! processes of the tree live on (daemons), we stay to serve them, for without us their limit would be gone; a signal ends us then. Where it ended because it was told
-//! to, we end as well: whoever supervises it waits for us, and would have waited for the program alone.
+//! parent, to ours; those that go to the whole group (Ctrl-C, `kill -- -PGID`) reach it without us, unless it has a group of its own.
+//! When it has ended and other processes of the tree live on (daemons), we stay to serve them, for without us their limit would be gone;
+//! a signal ends us then. Where it ended because it was told to, we end as well: whoever supervises it waits for us, and would have
+//! waited for the program alone.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -330,9 +331,8 @@ impl Watch {
         // The terminal's own go to all; the program may not have been there yet.
         let may_be_ours = signal.sender.is_some() || self.begins;
         let is_missed = signal.sender.is_none() && self.misses(signal.number);
-        // Who has left the session outlives the terminal.
-        let is_beyond = || HANGUP.contains(&signal.number) && sys::has_other_session(self.main);
-        let is_nobodys = signal.number == libc::SIGCHLD || signal.sender.is_none() && is_beyond();
+        let is_beyond = || signal.sender.is_none() && is_beyond(self.main, signal.number);
+        let is_nobodys = signal.number == libc::SIGCHLD || is_beyond();
         match &mut self.witness {
             _ if is_nobodys => {}
             _ if is_missed => self.send_on(signal),
@@ -399,14 +399,10 @@ impl Watch {
         let Some(witness) = &mut self.witness else { return };
         witness.has_read(looked);
         let is_apart = self.is_apart();
-        // A shell tells its jobs when the terminal goes away. Who has left the session is to outlive that.
-        let is_beyond = sys::has_other_session(self.main);
         let next = |watch: &mut Self| {
-            // What the program has sent is for our parent.
+            // What the program has sent is for our parent. A shell, too, tells its jobs when the terminal goes away.
             let is_missed = |signal: &Signal| {
-                is_apart
-                    && signal.sender != Some(watch.main)
-                    && !(is_beyond && HANGUP.contains(&signal.number))
+                is_apart && signal.sender != Some(watch.main) && !is_beyond(watch.main, signal.number)
             };
             watch.witness.as_mut()?.next_for_us(is_missed)
         };
@@ -459,6 +455,11 @@ fn leave_behind(server: &Server, why: &str) {
 /// Whether a signal ends us where there is no program to end.
 fn is_to_end(signal: &Signal) -> bool {
     ENDING.contains(&signal.number) && !sys::is_ignored(signal.number)
+}
+
+/// A terminal goes away, which the program, of this number, is to outlive: it has left the session.
+fn is_beyond(main: i32, number: i32) -> bool {
+    HANGUP.contains(&number) && sys::has_other_session(main)
 }
 
 /// Each process of the tree takes descriptors here. The limit as it was; the program gets that.

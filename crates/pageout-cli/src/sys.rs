@@ -483,11 +483,16 @@ pub fn shared(len: usize) -> io::Result<*mut libc::c_void> {
 
 /// Where the kernel wrote the command line of this process, and of its forks: start and end.
 pub fn command_line() -> [usize; 2] {
-    let stat = text_of("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which may hold anything.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // 48 and 49 in proc(5), where the state, the first here, is 3.
-    [45, 46].map(|field| fields.get(field).and_then(|number| number.parse().ok()).unwrap_or(0))
+    let fields = stat_of("self");
+    [48, 49].map(|field| fields.get(field).and_then(|number| number.parse().ok()).unwrap_or(0))
+}
+
+/// The fields of a process's stat by their numbers in proc(5), from the state, 3, on; none where it is not there.
+fn stat_of(process: impl std::fmt::Display) -> Vec<String> {
+    let stat = text_of(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name may hold anything.
+    let behind = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    [""; 3].into_iter().chain(behind).map(str::to_owned).collect()
 }
 
 /// Signals as a descriptor: blocked in this thread, read when we please.
@@ -594,10 +599,9 @@ pub fn has_other_session(pid: i32) -> bool {
 
 /// Whether a process is of the group that its terminal is for.
 pub fn is_in_foreground(pid: i32) -> bool {
-    let stat = text_of(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Behind the name: state, parent, group, session, terminal, the terminal's group.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    fields.get(2).is_some_and(|group| fields.get(5) == Some(group))
+    let fields = stat_of(pid);
+    let (group, of_terminal) = (fields.get(5), fields.get(8));
+    group.is_some() && group == of_terminal
 }
 
 /// Our parent, if it is not to be taken for the first process: that has those whose parents have ended.

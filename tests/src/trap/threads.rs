@@ -385,11 +385,16 @@ fn stacks_left(ctx: &Ctx) -> Outcome {
     }
     ensure!(areas.len() > 16, "only {} of 64 stacks have gone", areas.len());
     areas.truncate(32);
+    most_leave(&areas, &mut ballast)
+}
+
+/// Fills areas, which are to leave for the ballast like any memory.
+fn most_leave(areas: &[Span], ballast: &mut Ballast) -> Outcome {
     areas.iter().for_each(|area| area.fill(1));
     ballast.walk()?;
     ballast.walk()?;
     let there: usize = areas.iter().map(|area| sys::resident(*area).unwrap_or(0)).sum();
-    let all = areas.len() * part / PAGE;
+    let all: usize = areas.iter().map(|area| area.pages()).sum();
     ensure!(!sys::under_pageout() || there < all / 2, "{there} of {all} pages stay in memory");
     areas.iter().try_for_each(|area| area.check(1))
 }
@@ -406,13 +411,14 @@ fn stacks_beside(ctx: &Ctx) -> Outcome {
     }
     const THREADS: usize = 8;
     let len = (ctx.half() / THREADS).next_multiple_of(BLOCK);
-    let shared = Shared::new(Span::new(0, 0));
+    // However this ends.
+    let shared: &Shared = Box::leak(Box::new(Shared::new(Span::new(0, 0))));
     let (mut areas, mut threads) = (Vec::new(), Vec::new());
     for _ in 0..THREADS {
         let area = sys::map(len)?;
         sys::advise(area, libc::MADV_NOHUGEPAGE)?;
         areas.push(area);
-        threads.push(start(None, rest, &shared)?);
+        threads.push(start(None, rest, shared)?);
     }
     let lines = sys::mappings(|line| line.contains(" rw-p "))?;
     let merged =
@@ -420,14 +426,7 @@ fn stacks_beside(ctx: &Ctx) -> Outcome {
     if merged.count() < THREADS / 2 {
         return Err(Stop::Skip("this kernel keeps stacks apart from what lies above them".into()));
     }
-    areas.iter().for_each(|area| area.fill(1));
-    let mut ballast = Ballast::new(ctx.half())?;
-    ballast.walk()?;
-    ballast.walk()?;
-    let there: usize = areas.iter().map(|area| sys::resident(*area).unwrap_or(0)).sum();
-    let all = areas.len() * len / PAGE;
-    ensure!(!sys::under_pageout() || there < all / 2, "{there} of {all} pages stay in memory");
-    areas.iter().try_for_each(|area| area.check(1))?;
+    most_leave(&areas, &mut Ballast::new(ctx.half())?)?;
     shared.right.store(1, Ordering::SeqCst);
     threads.into_iter().try_for_each(finish)
 }

@@ -60,16 +60,19 @@ impl fmt::Display for NotASize {
 
 impl core::error::Error for NotASize {}
 
+/// The number that a text begins with, digits and a point between them or behind, and what follows it.
+pub fn split_number(text: &str) -> Option<(f64, &str)> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, rest) = text.split_at(digits);
+    let number = number.starts_with(|c: char| c.is_ascii_digit()).then_some(number)?;
+    Some((number.parse().ok()?, rest))
+}
+
 impl FromStr for Bytes {
     type Err = NotASize;
 
     fn from_str(text: &str) -> Result<Self, NotASize> {
-        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        if !number.starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(NotASize);
-        }
-        let number: f64 = number.parse().map_err(|_| NotASize)?;
+        let (number, unit) = split_number(text).ok_or(NotASize)?;
         let unit: String = unit.trim_start().to_ascii_uppercase();
         let mut letters = unit.chars();
         let power = match letters.next() {

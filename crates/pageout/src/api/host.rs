@@ -164,7 +164,7 @@ struct Host {
     /// Discarding it raises an event, which wakes the server.
     bell: usize,
     /// Dropped after the engine.
-    _memory: [Mapping; 5],
+    _memory: Vec<Mapping>,
 }
 
 impl Host {
@@ -192,7 +192,7 @@ impl Host {
         let small = map(frames * PAGE)?;
         let large = map(huge * BLOCK)?;
         let probe = map(2 * PAGE)?;
-        let attic = map(BLOCK)?;
+        let attic = (!linux.frees_tables()).then(|| map(BLOCK)).transpose()?;
         let trunks = Box::new(Trunks::of(&devices));
         let cpus = thread::available_parallelism().map_or(1, |n| n.get());
         let devices = devices.into_iter().map(|opened| (opened.config, opened.device));
@@ -212,7 +212,9 @@ impl Host {
             })?;
         }
         linux.set_probe(probe.start());
-        linux.set_attic(attic.start());
+        if let Some(attic) = &attic {
+            linux.set_attic(attic.start());
+        }
 
         let config = Config {
             pins: None,
@@ -242,7 +244,7 @@ impl Host {
             know: AtomicUsize::new(0),
             dozing: AtomicBool::new(false),
             bell: probe.start() + PAGE,
-            _memory: [zeros, small, large, probe, attic],
+            _memory: [zeros, small, large, probe].into_iter().chain(attic).collect(),
         })
     }
 

@@ -51,7 +51,7 @@ mod spec;
 mod swap;
 
 pub use crate::engine::Swapin;
-pub use bytes::{Bytes, NotASize};
+pub use bytes::{split_number, Bytes, NotASize};
 pub use error::{reason, Error};
 pub use found::{is_missing_disk, safe_directory, Found, IN_USE};
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
