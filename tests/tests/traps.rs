@@ -92,7 +92,9 @@ fn main() -> ExitCode {
     trials.push(Trial::test("exec-fits", || settings.exec_fits()));
     trials.push(Trial::test("mapped-thrice", || settings.mapped_thrice()));
     trials.push(Trial::test("tree-torture", move || settings.torture()));
-    trials.push(Trial::test("tree-need", move || settings.tree_need()));
+    for name in ["tree-need", "tree-need-slowly"] {
+        trials.push(Trial::test(name, move || settings.tree_need(name)));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -486,9 +488,9 @@ impl Settings {
     }
 
     /// A program that needs memory gets it from another that only has it.
-    fn tree_need(&self) -> Result<(), Failed> {
+    fn tree_need(&self, name: &str) -> Result<(), Failed> {
         let _alone = ALONE.write();
-        let arguments = self.arguments("tree-need", self.touch_size);
+        let arguments = self.arguments(name, self.touch_size);
         let run = self.under_pageout(self.touch_size / 4, &arguments)?;
         let done = self.finish(run.command, Vec::new())?;
         check_ok(&done)?;

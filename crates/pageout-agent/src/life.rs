@@ -482,7 +482,7 @@ impl Life {
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
         let (mut still, mut last) = (0, 0);
-        let (mut faults, mut short_until) = (0, 0);
+        let (mut faults, mut short_until, mut lacked) = (0, 0, false);
         loop {
             engine.stock();
             let mark = engine.budget.mark();
@@ -494,6 +494,11 @@ impl Life {
                 short_until = now + SHORT_FOR;
             }
             let allowance = self.look_at_part(seen, now < short_until, &engine.kernel);
+            let lacks = self.part.lacks_share();
+            if lacks && !lacked {
+                self.link.tell(&Message::new(Kind::Needed, 0, 0, 0), None);
+            }
+            lacked = lacks;
             self.keep_unasked_back(seen);
             let [allowed, least] = [allowance, self.part.smallest()].map(|bytes| bytes as usize / PAGE);
             engine.set_limit(self.files.look(keeper, seen, allowed, least));

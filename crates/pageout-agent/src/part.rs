@@ -200,6 +200,11 @@ impl Part {
         self.view.allowance + self.shared_out(now)
     }
 
+    /// It has said that it is short of memory, and has no share of it yet.
+    pub fn lacks_share(&self) -> bool {
+        self.place.is_some_and(|(_, seat)| seat.is_short() && seat.share() == 0)
+    }
+
     /// Of what was resident at the last look, `now`, what is counted in other processes, in bytes.
     pub fn shared_out(&self, now: Statm) -> u64 {
         self.believed + self.of_others(now)

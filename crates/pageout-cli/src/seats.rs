@@ -11,6 +11,8 @@ use crate::sys::{self, Mapping};
 
 /// Between two divisions of the limit, while it is scarce; while it is not; while there is nobody to share it with.
 const OFTEN: Duration = Duration::from_millis(30);
+/// The same, where one that has no share lacks memory.
+const SOON: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(100);
 const ALONE: Duration = Duration::from_millis(500);
 
@@ -25,6 +27,7 @@ pub struct Seats {
     unlimited: Option<usize>,
     /// By seat: pages that had come back at the last division.
     came_back: Vec<u64>,
+    last: Instant,
     next: Instant,
 }
 
@@ -40,6 +43,7 @@ impl Seats {
             taken: Vec::new(),
             unlimited: None,
             came_back: Vec::new(),
+            last: Instant::now(),
             next: Instant::now() + ALONE,
         })
     }
@@ -71,6 +75,11 @@ impl Seats {
         Some(seat)
     }
 
+    /// One that has no share lacks memory.
+    pub fn hasten(&mut self) {
+        self.next = self.next.min(self.last + SOON);
+    }
+
     /// Its process has gone.
     pub fn leave(&mut self, seat: Option<usize>) {
         let Some(seat) = seat else { return };
@@ -91,7 +100,7 @@ impl Seats {
             let before = std::mem::replace(&mut self.came_back[seat], came_back);
             let told = self.tree().seat(seat);
             seats.push(seat);
-            parts.push((told.used(), told.share(), came_back.saturating_sub(before)));
+            parts.push((told.claims(), told.share(), came_back.saturating_sub(before)));
         }
         let limit = self.tree().left_of(self.limit);
         let all = unlimited;
@@ -101,7 +110,8 @@ impl Seats {
         for (seat, (_, share, _)) in seats.iter().zip(&parts) {
             self.tree().seat(*seat).set_share(*share);
         }
-        self.next = Instant::now()
+        self.last = Instant::now();
+        self.next = self.last
             + match seats.len() {
                 0 | 1 if self.unlimited.is_none() => ALONE,
                 _ if self.tree().used() < self.limit / 2 => SELDOM,
@@ -140,6 +150,8 @@ mod tests {
         assert_eq!((seats.due_in() > OFTEN, seats.tree().seat(first).share()), (true, 256 * MIB));
         let second = seats.take().unwrap();
         assert!(seats.due_in() <= OFTEN);
+        seats.hasten();
+        assert!(seats.due_in() <= SOON);
         seats.tree().seat(second).tell(20 * MIB, 20 * MIB, true);
         let mut shares = |unlimited| {
             seats.divide([(first, 0), (second, 0)].into_iter(), unlimited * MIB);

@@ -457,6 +457,7 @@ impl Server {
                 let device = self.mounts.number_of(message.a).and_then(|number| self.mounts.name_of(number));
                 self.told.unusable(client, message, device);
             }
+            (Some(Kind::Needed), Some(_)) => self.seats.hasten(),
             (Some(Kind::Full), Some(client)) => self.told.full(client),
             (Some(Kind::Over), Some(client)) => self.told.over(client, message, self.settings.limit_bytes),
             (Some(Kind::Guest), Some(client)) => {

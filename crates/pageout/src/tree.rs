@@ -28,6 +28,8 @@ pub const SEATS: usize = 2048;
 pub const TREE_BYTES: usize = (size_of::<Tree>()).next_multiple_of(4096);
 /// Who uses less is nobody of whom something can be had: bytes.
 const LEAST: u64 = 2 << 20;
+/// The [`smallest`] of a large limit that few share: bytes.
+const MOST_SMALLEST: u64 = 16 << 20;
 
 /// What no process goes below, and none that uses less is paged: bytes, of a limit of `limit`, where so many have more
 /// than the least. Together no more than half of the limit, as long as there is half for the least of all.
@@ -39,7 +41,7 @@ pub fn smallest(limit: u64, processes: usize) -> u64 {
 fn smallest_beside(stuck: u64, limit: u64, processes: usize) -> u64 {
     let room = limit.saturating_sub(stuck).max(limit / 4);
     let fair = room / (2 * processes.max(1) as u64);
-    (limit / 8).min(16 << 20).min(fair.max(LEAST))
+    (limit / 8).min(MOST_SMALLEST).min(fair.max(LEAST))
 }
 
 /// What `limit` leaves beside what is shared on purpose (`fixed`), if so much of the rest cannot go either (`stuck`).
@@ -69,7 +71,7 @@ pub struct View {
     pub alive: usize,
 }
 
-/// One process. All values are bytes.
+/// One process. All values but `short` are bytes.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Seat {
@@ -81,8 +83,8 @@ pub struct Seat {
     fixed: AtomicU64,
     /// Of its own memory, what cannot go.
     stuck: AtomicU64,
-    /// What it would take up to its share, if it is short of memory.
-    lacks: AtomicU64,
+    /// 1 if it is short of memory, else 0.
+    short: AtomicU64,
     share: AtomicU64,
 }
 
@@ -91,8 +93,7 @@ impl Seat {
     pub fn tell(&self, used: u64, resident: u64, short: bool) {
         self.used.store(used, Relaxed);
         self.resident.store(resident, Relaxed);
-        let lacks = if short { self.share().saturating_sub(used) } else { 0 };
-        self.lacks.store(lacks, Relaxed);
+        self.short.store(short.into(), Relaxed);
     }
 
     /// Says how much is its part of what is shared on purpose, which comes on top of what it uses.
@@ -108,6 +109,29 @@ impl Seat {
     /// What it said last.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
+    }
+
+    /// Is it short of memory, as it said last?
+    pub fn is_short(&self) -> bool {
+        self.short.load(Relaxed) != 0
+    }
+
+    /// What it would take up to its share, if it is short of memory.
+    fn lacks(&self) -> u64 {
+        if self.is_short() {
+            self.share().saturating_sub(self.used())
+        } else {
+            0
+        }
+    }
+
+    /// What it counts as in [`divide`]: who is short gets a share, however little it has.
+    pub fn claims(&self) -> u64 {
+        if self.is_short() {
+            self.used().max(MOST_SMALLEST)
+        } else {
+            self.used()
+        }
     }
 
     /// What it may count on.
@@ -189,7 +213,7 @@ impl Tree {
 
     /// Is one short of memory that it may count on?
     pub fn is_short(&self) -> bool {
-        self.seats().any(|seat| seat.lacks.load(Relaxed) > 0)
+        self.seats().any(|seat| seat.lacks() > 0)
     }
 
     /// The most that all have used together at a look.
@@ -210,7 +234,7 @@ impl Tree {
             excess += used.saturating_sub(other.share());
             if !core::ptr::eq(other, seat) {
                 others += used;
-                lacks += other.lacks.load(Relaxed);
+                lacks += other.lacks();
             }
         }
         let (used, share) = (seat.used(), seat.share());
@@ -231,7 +255,7 @@ impl Tree {
     }
 }
 
-/// New shares of `limit` for processes with (use, share so far, pages that came back since the last time). Those that
+/// New shares of `limit` for processes with ([`Seat::claims`], share so far, pages that came back since the last time). Those that
 /// need more than they have are those whose pages come back; a third of the way is gone each time. Nobody is brought
 /// below a quarter of an equal share, and who is below it comes up while pages come back.
 pub fn divide(limit: u64, processes: &mut [(u64, u64, u64)]) {
@@ -390,6 +414,19 @@ mod tests {
         let tree = tree_of(&[(96, 96, false), (16, 0, true), (16, 0, true)]);
         assert_eq!(allowances(&tree, 3, 128)[1..], [16, 16]);
         assert_eq!(most_unlimited(u64::MAX, &[]), u64::MAX);
+    }
+
+    #[test]
+    fn who_is_short_gets_a_share_however_little_it_has() {
+        let tree = tree_of(&[(240, 256, false), (12, 0, true)]);
+        let claims = |seat: &Seat| (seat.claims(), seat.share(), 0);
+        let mut processes = [0, 1].map(|number| claims(tree.seat(number)));
+        divide(256 * MIB, &mut processes);
+        assert_eq!(processes.map(|p| p.1 / MIB), [128, 128]);
+        // What it lacks is known as soon as it has one.
+        [0, 1].into_iter().for_each(|number| tree.seat(number).set_share(processes[number].1));
+        assert!(tree.is_short());
+        assert_eq!(allowances(&tree, 2, 256), [128, 16]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub const ENV_RUN: &str = "PAGEOUT_RUN";
 /// Digits with which run writes its own number, zeros first, where the program's is to stand: no number has as many.
 pub const PADDED_PID: usize = 10;
 /// Changes whenever [`Message`] or [`Settings`] change.
-pub const VERSION: u64 = 13;
+pub const VERSION: u64 = 14;
 /// Most devices of a run.
 pub const DEVICES: usize = 8;
 /// Pages in a cluster, of which a trunk has some.
@@ -135,7 +135,7 @@ pub enum Kind {
     Unlimited = 22,
     /// `a` another process that has the memory, which its keeper keeps for that from now on.
     Guest = 23,
-    /// Others lack memory, and the process has more than its share.
+    /// Others lack memory, and the process has more than its share. From a keeper: it lacks memory, and has no share.
     Needed = 24,
     /// Nothing is read any more of what was inherited: it has come home, or been written over.
     Apart = 26,

@@ -19,6 +19,7 @@ pub const TRAPS: &[Trap] = &[
         .helper(),
     Trap::new("tree-need", "idle with most of the limit while another program needs as much", tree_need)
         .helper(),
+    Trap::new("tree-need-slowly", "the same, and the other takes it little by little", tree_need_slowly).helper(),
     Trap::new("tree-many", "24 programs that have --size of memory together, at the same time", tree_many)
         .helper(),
     Trap::new("tree-fits", "24 programs that have --size of memory together and use it again and again", tree_fits)
@@ -34,7 +35,9 @@ pub const TRAPS: &[Trap] = &[
     .helper(),
     Trap::new("torture-node", "SEED FILE MILLISECONDS: one of them, after exec", torture_node).helper(),
     Trap::new("member", "one of them: fills and checks --size, again and again", member).helper(),
-    Trap::new("needy", "one of them: touches --size twice, and must keep most of it", needy).helper(),
+    Trap::new("needy", "one of them: goes through --size until it keeps nearly all of it", needy).helper(),
+    Trap::new("slowly", "one of them: touches --size little by little, and must have most of it then", slowly)
+        .helper(),
 ];
 
 /// This program's trap `name` with `size` bytes, and further words.
@@ -220,24 +223,62 @@ fn tree_need(ctx: &Ctx) -> Outcome {
     field.check(1)
 }
 
-/// Goes through its memory again and again until half of it stays.
+/// Fills its memory, and goes through it again and again until nearly all of it stays.
 fn needy(ctx: &Ctx) -> Outcome {
-    let field = sys::map(ctx.size / PAGE * PAGE)?;
-    field.fill(1);
+    let field = sys::map(ctx.size / NEEDY_PIECE * NEEDY_PIECE)?;
     let begun = Instant::now();
-    loop {
-        field.check(1)?;
-        let (resident, waited) = (sys::resident(field)?, begun.elapsed());
-        if resident * 2 >= field.pages() {
-            eprintln!("needy: has {resident} of {} pages after {} ms", field.pages(), waited.as_millis());
-            return Ok(());
+    let mut half = None;
+    for turn in 0.. {
+        for piece in field.pieces(NEEDY_PIECE) {
+            match turn {
+                0 => piece.fill(1),
+                _ => piece.check(1)?,
+            }
+            let (resident, waited) = (sys::resident(field)?, begun.elapsed());
+            if half.is_none() && resident * 2 >= field.pages() {
+                half = Some(waited);
+            }
+            if let (Some(half), true) = (half, turn > 0 && resident * 10 >= field.pages() * 9) {
+                eprintln!(
+                    "needy: half of its memory is there after {half:.0?}, nine tenths after {waited:.0?}"
+                );
+                return field.check(1);
+            }
+            ensure!(waited < NEEDY, "has {resident} of its {} pages after {waited:?}", field.pages());
         }
-        ensure!(waited < NEEDY, "has {resident} of its {} pages after {waited:?}", field.pages());
     }
+    Ok(())
 }
 
-/// How long it may take: 90 to 250 ms where nothing else runs; no test of speed.
+const NEEDY_PIECE: usize = 2 << 20;
+/// How long it may take: 60 to 250 ms where nothing else runs; no test of speed.
 const NEEDY: Duration = Duration::from_secs(2);
+
+/// The others take a MiB at a time: what they have is hardly more than the least, of which nobody has a share.
+fn tree_need_slowly(ctx: &Ctx) -> Outcome {
+    let limit = ctx.size / 4;
+    let field = sys::map(limit / 16 * 15)?;
+    field.fill(1);
+    std::thread::sleep(Duration::from_secs(1));
+    for _ in 0..3 {
+        finish(start("slowly", limit / 4, &[])?)?;
+    }
+    field.check(1)
+}
+
+fn slowly(ctx: &Ctx) -> Outcome {
+    const STEP: usize = 1 << 20;
+    let field = sys::map(ctx.size / STEP * STEP)?;
+    for piece in field.pieces(STEP) {
+        for page in 0..piece.pages() {
+            piece.page(page).part(0, 8).fill(1);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let resident = sys::resident(field)?;
+    ensure!(resident * 4 >= field.pages() * 3, "has {resident} of its {} pages", field.pages());
+    (0..field.pages()).try_for_each(|page| field.page(page).part(0, 8).check(1))
+}
 
 /// Processes at once.
 const NODES: usize = 30;
