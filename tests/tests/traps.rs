@@ -90,6 +90,7 @@ fn main() -> ExitCode {
     }
     trials.push(beside_others("tree-fits".into(), || settings.tree_fits()));
     trials.push(Trial::test("exec-fits", || settings.exec_fits()));
+    trials.push(beside_others("threads-places".into(), || settings.threads_at_many_places()));
     trials.push(Trial::test("mapped-thrice", || settings.mapped_thrice()));
     trials.push(Trial::test("tree-torture", move || settings.torture()));
     for name in ["tree-need", "tree-need-slowly"] {
@@ -495,6 +496,17 @@ impl Settings {
         let done = self.finish(run.command, Vec::new())?;
         check_ok(&done)?;
         some_out(&run.stats).map(drop)
+    }
+
+    /// However large the limit is, there is room for those who come.
+    fn threads_at_many_places(&self) -> Result<(), Failed> {
+        let run = self.under_pageout(128 << 30, &self.arguments("threads-places", self.touch_size))?;
+        let done = self.finish(run.command, Vec::new())?;
+        check_ok(&done)?;
+        match done.stderr.contains("threads") {
+            true => Err(done.stderr.into()),
+            false => Ok(()),
+        }
     }
 
     /// Many small programs that fit in the limit, with what their engines take: hardly anything comes in again.

@@ -249,13 +249,13 @@ fn unpin(held: usize) {
     }
 }
 
-/// Lets go of what the kernel touched of threads that have gone, if more than `kept` have: others will begin where they were.
-/// Looks at some each time, for the end of a thread may take long. For the keeper's watch.
+/// Lets go of what the kernel touched of threads that have gone, if more than `kept` have (or an eighth of those that there is room
+/// for): others will begin where they were. Looks at some each time, for the end of a thread may take long. For the keeper's watch.
 pub fn let_go(kept: usize) {
     const SOME: usize = 512;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     // Of the number of one elsewhere nobody knows here whose it is.
-    if LEFT.load(Ordering::Relaxed) <= kept || !has_one_namespace() {
+    if LEFT.load(Ordering::Relaxed) <= kept.min(MOST / 8) || !has_one_namespace() {
         return;
     }
     let first = NEXT.load(Ordering::Relaxed);

@@ -27,6 +27,12 @@ pub const TRAPS: &[Trap] = &[
     Trap::new("stacks-left", "memory where the stacks of threads were that have ended", stacks_left),
     Trap::new("stacks-beside", "memory that is one mapping with the stacks of threads", stacks_beside),
     Trap::new("threads-gone", "what was pinned for threads may leave when they have gone", threads_gone),
+    Trap::new(
+        "threads-places",
+        "20,000 threads one after the other, each at a place of its own",
+        threads_places,
+    )
+    .helper(),
     Trap::new("exit-in-fault", "threads are ended by a signal while their page is being read", exit_in_fault),
     Trap::new("process-exit-in-fault", "the process exits while its threads fault", process_exit_in_fault),
     Trap::new("first-ends", "the first thread ends, another goes on and forks", first_ends).may_log(),
@@ -460,6 +466,17 @@ fn threads_gone(ctx: &Ctx) -> Outcome {
     let (right, all) = (shared.right.load(Ordering::SeqCst), 2 * places.len());
     ensure!(right == all, "{right} of {all} threads found all right");
     Ok(())
+}
+
+extern "C" fn do_nothing(argument: *mut c_void) -> *mut c_void {
+    argument
+}
+
+fn threads_places(_: &Ctx) -> Outcome {
+    const PLACE: usize = 64 << 10;
+    let field = sys::map(20_000 * PLACE)?;
+    let shared = Shared::new(field);
+    field.pieces(PLACE).try_for_each(|place| finish(start(Some(place), do_nothing, &shared)?))
 }
 
 /// Ends the thread on the spot, wherever it is, without the C library's help.
