@@ -3,10 +3,12 @@
 //! One request at a time, under a lock. The socket is read by who has just asked, and by the first thread for what run
 //! says unasked; what comes before an answer is kept for it.
 
-use crate::sys;
+use crate::sys::call6;
+use crate::{proc, sys};
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
+use linux_raw_sys as raw;
 use pageout::swap::Lessor;
 use pageout::sync::{Lock, OTHER_LOCKS};
 use pageout::wire::{Kind, Message, Settings, ANY_USER, BYE_STOP, DEVICES, NONE};
@@ -17,6 +19,7 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::{geteuid, getuid};
 
 /// The connection.
 pub struct Link {
@@ -33,6 +36,45 @@ pub type Unasked = (Message, Option<OwnedFd>);
 
 /// What comes with a `Welcome` at most.
 const MOST_FDS: usize = DEVICES + 3;
+
+/// Whose run it was that this process, or the one that it was forked from, found: its user, or [`NOBODY`].
+static RUN_USER: AtomicU32 = AtomicU32::new(NOBODY);
+/// What no user has as number, and what is asked about one that has none in our namespace (the kernel's default).
+const NOBODY: u32 = u32::MAX;
+const UNMAPPED: u32 = 65534;
+
+/// Whether who listens may have what is in our memory: the name is where others may have made one (another root, /tmp).
+fn is_trusted(socket: &OwnedFd) -> bool {
+    let Some(user) = listener(socket) else { return false };
+    let is_known = user == RUN_USER.load(Relaxed);
+    let own = [getuid(), geteuid()].map(|own| own.as_raw());
+    // In a namespace without its user nothing more is told of it.
+    if !(is_known || user == 0 || own.contains(&user) || user == UNMAPPED && lacks_users()) {
+        return false;
+    }
+    RUN_USER.store(user, Relaxed);
+    true
+}
+
+/// The user who listens. By hand: the process may be 0, in another namespace, for which the crate's type has no room.
+fn listener(socket: &OwnedFd) -> Option<u32> {
+    let mut found = [0u32; 3];
+    let mut len = size_of_val(&found) as u32;
+    let [level, name] = [raw::net::SOL_SOCKET, raw::net::SO_PEERCRED].map(|it| it as usize);
+    let into = [&raw mut found as usize, &raw mut len as usize, 0];
+    let arguments = [socket.as_raw_fd() as usize, level, name, into[0], into[1], into[2]];
+    // SAFETY: the kernel writes a `struct ucred`, three numbers.
+    unsafe { call6(raw::general::__NR_getsockopt, arguments) }.ok()?;
+    Some(found[1])
+}
+
+/// Whether this is a user namespace in which not every user has a number.
+fn lacks_users() -> bool {
+    let mut text = [0; 64];
+    let map = proc::opened(c"/proc/self/uid_map");
+    let all = map.as_ref().and_then(|map| proc::word(proc::read(map, &mut text)?, 2));
+    all.is_some_and(|all| all < u64::from(u32::MAX))
+}
 
 /// The connection's descriptor for a last word from anywhere; -1 without one.
 static LAST_WORD: AtomicI32 = AtomicI32::new(-1);
@@ -62,6 +104,9 @@ impl Link {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        if !is_trusted(&socket) {
+            return Err(Errno::ACCESS);
+        }
         let kept = Lock::new(Vec::with_capacity(32), &OTHER_LOCKS);
         let link = Self { socket, turn: Lock::new((), &OTHER_LOCKS), kept, deaf: AtomicBool::new(false) };
         let hello = Message::new(Kind::Hello, program as u64, 0, pageout::wire::VERSION);

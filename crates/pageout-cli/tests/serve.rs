@@ -1126,3 +1126,51 @@ fn nonsense_ends_a_connection_and_nothing_else() {
     assert_eq!(ended.status, 0, "{}{}", ended.out, ended.err);
     assert_eq!(ended.err.lines().count(), 5, "{}", ended.err);
 }
+
+/// Where run's socket was, somebody else's may be: in another root, or once its directory is gone.
+#[test]
+fn who_listens_as_another_user_is_told_nothing() {
+    if !common::is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let agent = finish(place.pageout(["run", "sh", "-c", "echo $LD_PRELOAD"]).env_remove("PAGEOUT_AGENT"));
+    assert_eq!((agent.status, agent.err.as_str()), (0, ""));
+    let open = std::env::temp_dir().join(format!("pageout-other-{}", std::process::id()));
+    std::fs::create_dir(&open).unwrap();
+    common::set_mode(&open, 0o777);
+    for (user, is_told) in [(0, true), (65533, false)] {
+        let path = open.join(user.to_string());
+        thread::scope(|scope| {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let listener = scope.spawn({
+                let path = &path;
+                move || {
+                    // SAFETY: numbers only; of this thread alone.
+                    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+                    let socket = sys::listen_at(path).unwrap();
+                    ready.send(()).unwrap();
+                    let patient = |act: &mut dyn FnMut() -> std::io::Result<usize>| loop {
+                        match act() {
+                            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                                thread::sleep(Duration::from_millis(1))
+                            }
+                            done => return done.unwrap_or(0),
+                        }
+                    };
+                    let mut met = None;
+                    patient(&mut || {
+                        sys::accept_on(socket.as_fd()).map(|it| met.replace(it).map_or(0, |_| 1))
+                    });
+                    let met = met.unwrap();
+                    patient(&mut || Ok(sys::receive(met.as_fd(), &mut [0; 1024])?.0))
+                }
+            });
+            is_ready.recv().unwrap();
+            let mut program = place.prepared("true");
+            let ended = finish(program.env("LD_PRELOAD", agent.out.trim_end()).env(ENV_RUN, &path));
+            assert_eq!((listener.join().unwrap() > 0, ended.status), (is_told, 0), "{user}: {}", ended.err);
+        });
+    }
+    std::fs::remove_dir_all(&open).unwrap();
+}
