@@ -107,8 +107,8 @@ pub struct SettingOptions {
     #[arg(short, long, value_name = "SPEC")]
     pub swap: Vec<String>,
 
-    /// Whether huge pages come back whole: auto (as faults suggest), always (at the first fault), madvise (as auto, and none are asked for
-    /// where the program did not) or never [default: auto]
+    /// Whether huge pages come back whole: auto (as faults suggest), always (at the first fault), madvise (as auto, and no mapping is
+    /// marked for which the program did not ask for them) or never [default: auto]
     #[arg(long, value_name = "WHEN", value_parser = Listed(&SWAPIN), hide_possible_values = true)]
     pub swapin: Option<String>,
 
