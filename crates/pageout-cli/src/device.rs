@@ -11,11 +11,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
-use pageout::api::{is_missing_disk, reason, safe_directory, Backing, Bytes, Found, Spec, IN_USE};
+use pageout::api::{
+    header_page, is_missing_disk, reason, safe_directory, Backing, Bytes, Found, Spec, IN_USE,
+};
 use pageout::device;
 use pageout::slot::MAX_SLOTS;
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
@@ -245,6 +247,8 @@ impl Drop for Made {
         if !fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
             return self.empty();
         }
+        // It may have other names by now.
+        self.file.iter().for_each(|file| drop(file.set_len(0)));
         if let Err(error) = fs::remove_file(&self.path) {
             say::warning(format_args!(
                 "{}: not removed: {}; it holds what was the program's memory, remove it",
@@ -357,10 +361,17 @@ impl Opened {
         if !device::take(&file) {
             return Err(wrong(&name, IN_USE));
         }
+        if !device::is_private(&file) {
+            let why = "others could read it on that file system; mount that with umask=077, or name a file elsewhere";
+            return Err(wrong(&name, why));
+        }
+        let size = Bytes(size.0.next_multiple_of(PAGE));
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", reason(&error));
         }
-        Ok(Self::ours(Some(file), name, size, Some(made)))
+        // Who is started again after we were killed takes what is left of it.
+        file.write_all_at(&header_page(size.0), 0).map_err(|e| cannot(&name, "be written", &e))?;
+        Ok(Self { header: true, ..Self::ours(Some(file), name, size, Some(made)) })
     }
 
     fn ours(file: Option<File>, name: String, size: Bytes, made: Option<Made>) -> Self {
@@ -384,6 +395,9 @@ impl Opened {
         let room = found.room();
         let Found { file, is_block_device, len, header, has_holes } = found;
         let header = header.is_some();
+        if len == 0 && !dry {
+            device::write_in_place(&file);
+        }
         let size = match spec.size {
             Some(size) if (header || is_block_device) && size.0 > room => {
                 bail!("{name}: size={size} is more than it has, {}; leave size= out", Bytes(room))

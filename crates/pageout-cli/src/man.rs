@@ -46,8 +46,8 @@ const SECTIONS: [(&str, &[&str]); 12] = [
              PARTUUID= or PARTLABEL=, as swapon(8) takes them. A file must have mode 0600, belong to the user or root, and \
              lie in a directory that only its owner can write. An existing file \
              must be empty, or hold nothing that was written (holes, or room by fallocate(1)), or have a header by mkswap(8), which stays as it is; a block device must have one. Files are emptied at the \
-             end, unless processes live on that read from them (PROCESSES). Where run itself is killed, one that had no header holds what was swapped, and is \
-             refused until it is removed or has one: a service that is started again needs a file that mkswap(8) has made, or none by name. A new file is made with mode 0600 and removed at the end. Where others can write \
+             end, unless processes live on that read from them (PROCESSES). Where run itself is killed, one that was there, and had no header, holds what was swapped, and is \
+             refused until it is removed or has one. A new file is made with mode 0600 and a header, so that who is started again after a kill takes it (it stays then), and removed at the end. Where others can write \
              leave out --swap, for a file without a name. mem is memory that counts for nobody's limit \
              but the control group's.",
             "size= is the most that is used; without it a file grows up to what its file system has free, less a \

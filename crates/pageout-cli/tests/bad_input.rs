@@ -476,3 +476,26 @@ fn without_privileges() {
     assert!(no_fault.err.ends_with("or run \"pageout doctor\"\n"), "{}", no_fault.err);
     assert_eq!((no_fault.err.lines().count(), no_fault.status), (1, 125));
 }
+
+/// As vfat and CIFS do, this one shows modes of its own.
+#[test]
+fn a_file_system_without_modes_gets_no_swap_file_that_others_read() {
+    let place = Place::new();
+    ["real", "seen"].iter().for_each(|name| fs::create_dir(place.path(name)).unwrap());
+    for (modes, is_refused) in [("a=r,u+w", true), ("go=,u=rw", false)] {
+        let script = format!(
+            "bindfs -p {modes},u+D real seen || exit 77; cd seen
+             \"$0\" run -s swap,size=64M true; echo $?; TMPDIR=. \"$0\" run true; echo $?; ls -A; cd ..; umount seen"
+        );
+        let ended = place.with_own_mounts(&script);
+        if ended.status == 77 || ended.err.starts_with("unshare: ") {
+            return println!("skipped: cannot mount by bindfs: {}", ended.err);
+        }
+        let statuses = if is_refused { "125\n125\n" } else { "0\n0\n" };
+        assert_eq!(ended.out, statuses, "{}", ended.err);
+        let line =
+            "pageout: swap: others could read it on that file system; mount that with umask=077, or name a \
+                    file elsewhere\n";
+        assert_eq!(ended.err.starts_with(line), is_refused, "{}", ended.err);
+    }
+}

@@ -1428,3 +1428,37 @@ fn run_ends_with_a_program_that_was_told_to_end() {
         assert_eq!((ended.err.as_str(), ended.status), (told, status), "{signal}");
     }
 }
+
+/// A service that is begun again after it was killed, or the machine has lost power.
+#[test]
+fn what_a_killed_run_left_is_taken_by_the_next() {
+    let place = Place::new();
+    let arguments = ["run", "-s", "swap,size=64M", "sh", "-c", "echo $$; exec sleep 100"];
+    let mut killed = place.pageout(arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(killed.stdout.take().unwrap()).read_line(&mut told).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    // SAFETY: takes integers only.
+    assert_eq!(unsafe { libc::kill(told.trim().parse().unwrap(), libc::SIGKILL) }, 0);
+    let swap = place.path("swap");
+    assert_eq!(fs::metadata(&swap).unwrap().len(), 64 << 20);
+    if let Ok(seen) = Command::new("blkid").args(["-p", "-o", "export"]).arg(&swap).output() {
+        let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
+        assert!(seen.contains("TYPE=swap\n") && seen.contains("LABEL=pageout\n"), "{seen}");
+    }
+    for size in ["swap,size=64M", "swap"] {
+        let again = finish(&mut place.pageout(["run", "-s", size, "true"]));
+        assert_eq!((again.status, again.err.as_str()), (0, ""));
+    }
+}
+
+/// As `cp -al` makes it.
+#[test]
+fn another_name_of_a_new_file_keeps_nothing() {
+    let place = Place::new();
+    let ended = finish(&mut place.pageout(["run", "-s", "swap,size=64M", "ln", "swap", "other"]));
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    assert!(!place.path("swap").exists());
+    assert_eq!(fs::metadata(place.path("other")).unwrap().len(), 0);
+}

@@ -28,7 +28,7 @@ use pageout::swap::heir::AREAS_AT;
 use pageout::tree::{SEATS, TREE_BYTES};
 use pageout::wire::{
     Kind, Message, Settings, BYE_ASIDE, BYE_ENDED, BYE_EXEC, BYE_STOP, CLUSTER_SLOTS, DISCARDS, ENV_RUN,
-    NONE, ROTATIONAL, VERSION,
+    HEADER, NONE, ROTATIONAL, VERSION,
 };
 use pageout_uffd::fd::IntoRawFd;
 use pageout_uffd::{Features, RegisterMode, Uffd};
@@ -201,7 +201,10 @@ fn settings_role() {
     assert_eq!(settings.limit_bytes, 100 << 20);
     assert_eq!((settings.swapin, settings.max_order, devices.len()), (3, 4, 2));
     assert_eq!(settings.device[0].priority, 5);
-    assert_eq!((settings.device[0].flags, settings.device[1].flags), (ROTATIONAL | DISCARDS, DISCARDS));
+    assert_eq!(
+        (settings.device[0].flags, settings.device[1].flags),
+        (ROTATIONAL | DISCARDS, DISCARDS | HEADER)
+    );
     assert_eq!((settings.device[1].slots, settings.device[1].trunk_clusters), (100 * CLUSTER_SLOTS, 1));
     devices.iter().for_each(|device| device.write_all_at(b"page", 4096).unwrap());
     stats.stats().pswpout.store(77, Relaxed);
@@ -241,7 +244,7 @@ fn trunks_role() {
     assert!(room() == 0 || room() >= 96 * CLUSTER_SLOTS * 4096);
     keeper.say(Kind::Return, 0, 1, 0);
     assert_eq!((keeper.lease(0), keeper.lease(0)), (1, NONE));
-    devices[0].write_all_at(&[1; 4096], 0).unwrap();
+    devices[0].write_all_at(&[1; 4096], 4096).unwrap();
     drop(keeper);
     let status = myself("successor").status().unwrap();
     assert!(status.success());
@@ -253,7 +256,7 @@ fn successor_role() {
     lent.sort_unstable();
     assert_eq!(lent, (0..96).collect::<Vec<_>>());
     let mut page = [2; 4096];
-    devices[0].read_exact_at(&mut page, 0).unwrap();
+    devices[0].read_exact_at(&mut page, 4096).unwrap();
     assert_eq!(page, [0; 4096], "what the dead left is not for others to read");
 }
 

@@ -20,7 +20,8 @@ use common::{finish, wait, Ended, Place};
 use pageout::stats::STATS_BYTES;
 use pageout::swap::heir::AREAS_AT;
 use pageout::wire::{
-    DeviceSettings, Kind, Message, Settings, CLUSTER_SLOTS, DISCARDS, ENV_RUN, NONE, ROTATIONAL, VERSION,
+    DeviceSettings, Kind, Message, Settings, CLUSTER_SLOTS, DISCARDS, ENV_RUN, HEADER, NONE, ROTATIONAL,
+    VERSION,
 };
 
 const ROLE: &str = "PAGEOUT_TEST_ROLE";
@@ -167,7 +168,7 @@ fn on_and_off() {
     let (number, settings, file) = keeper.given();
     let expected = DeviceSettings {
         priority: 7,
-        flags: ROTATIONAL | DISCARDS,
+        flags: ROTATIONAL | DISCARDS | HEADER,
         trunk_clusters: 1,
         slots: 64 * CLUSTER_SLOTS,
         serial: 1,

@@ -159,6 +159,17 @@ fn block_devices_work_and_end() {
     let found = open().expect("free").unwrap();
     assert_eq!((found.is_block_device, found.len, found.header), (true, size, Some(size)));
     assert!(Found::open(&link).unwrap_err().starts_with("in use"));
+    // As udev does, of each disk that somebody has closed.
+    let shared = || {
+        let disk = std::fs::File::open(&disk.0).unwrap();
+        rustix::fs::flock(&disk, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
+        disk
+    };
+    drop(shared());
+    drop(found);
+    let locked = shared();
+    let found = open().expect("free").unwrap();
+    drop(locked);
     let device = FileDevice::from_fd(found.file.into(), FileOptions::default()).unwrap();
     assert_eq!((device.access(), device.size()), (Access::Direct, Ok(size)));
     round_trip(&device);

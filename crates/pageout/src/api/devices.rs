@@ -6,7 +6,7 @@ use super::found::{c_path, is_missing_disk, Found};
 use super::memory::MemoryDevice;
 use super::spec::{Backing, NotASpec, Spec};
 use super::{Bytes, Error};
-use crate::device::{Device, FileDevice, FileOptions, FileSystem, OpenError};
+use crate::device::{write_in_place, Device, FileDevice, FileOptions, FileSystem, OpenError};
 use crate::slot::{DeviceConfig, SLOT_BYTES, TRUNK_SLOTS};
 use crate::swap::Lessor;
 use crate::sync::{Lock, OTHER_LOCKS};
@@ -120,6 +120,9 @@ impl Asked {
         let found = Found::open(path).map_err(|why| self.wrong(why))?;
         let (room, header, has_holes) = (found.room(), found.header, found.has_holes);
         let is_file = !found.is_block_device;
+        if room == 0 {
+            write_in_place(&found.file);
+        }
         let mut device = FileDevice::from_fd(found.file.into(), FileOptions::default())
             .map_err(|error| self.refused(error))?;
         if is_file {

@@ -7,13 +7,15 @@ use super::error::reason;
 use super::header::{self, HeaderError, FOREIGN_PAGE_MAX};
 use crate::device::{self, FileSystem};
 use rustix::fs::OFlags;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::string::{String, ToString};
-use std::{format, vec};
+use std::vec::Vec;
+use std::{format, str, vec};
 
 /// A file or disk that may be a device.
 #[derive(Debug)]
@@ -103,8 +105,9 @@ fn taken(path: &Path) -> Result<(File, fs::Metadata), String> {
         let name = path.display();
         return Err(format!("swapped on by the kernel; run swapoff {name}, or name another file"));
     }
-    // Before it is judged by what it holds, which is another's while it is in use.
-    match device::take(&file) {
+    // Before it is judged by what it holds, which is another's while it is in use. Not a disk, of which O_EXCL tells: udev locks
+    // these for a while after each who had one open (mkswap, the run before).
+    match !kind.is_file() || device::take(&file) {
         true => Ok((file, about)),
         false => Err(IN_USE.into()),
     }
@@ -145,10 +148,24 @@ pub fn is_missing_disk(path: &Path) -> bool {
 /// Does the kernel swap to this file?
 fn is_swapped_on(about: &fs::Metadata) -> bool {
     let swaps = fs::read("/proc/swaps").unwrap_or_default();
-    let swaps = String::from_utf8_lossy(&swaps);
-    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|path| {
-        fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
+    let paths =
+        swaps.split(|byte| *byte == b'\n').skip(1).filter_map(|line| line.split(|byte| *byte == b' ').next());
+    paths.map(unescaped).any(|path| {
+        let other = fs::metadata(OsStr::from_bytes(&path));
+        other.is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
     })
+}
+
+/// A path as the kernel writes it in its lists: spaces and the like as `\040`.
+fn unescaped(path: &[u8]) -> Vec<u8> {
+    let (mut plain, mut rest) = (Vec::with_capacity(path.len()), path);
+    while let Some((first, behind)) = rest.split_first() {
+        let digits = behind.first_chunk::<3>().filter(|_| *first == b'\\');
+        let byte = digits.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
+        plain.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &behind[3..] } else { behind };
+    }
+    plain
 }
 
 /// The bytes that a header of swap speaks of, if there is one. One that is wrong is refused.
@@ -169,4 +186,16 @@ fn cannot(what: &str, error: &io::Error) -> String {
 /// A path of a specification has no zero byte.
 pub(super) fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_encoded_bytes()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescaped;
+
+    #[test]
+    fn paths_of_the_kernels_lists_are_read() {
+        assert_eq!(unescaped(br"/swap"), b"/swap");
+        assert_eq!(unescaped(br"/a\040b\134\012"), b"/a b\\\n");
+        assert_eq!(unescaped(br"/\9\04"), br"/\9\04");
+    }
 }

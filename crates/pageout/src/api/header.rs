@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0 to 1023 | a boot block, left to its owner |
 //! | 1024, 1028, 1032 | version (1), last page, number of bad pages: 32 bits each |
-//! | 1036, 1052 | UUID and label, 16 bytes each: not looked at here |
+//! | 1036, 1052 | UUID and label, 16 bytes each: not read here |
 //! | 1536 on | the bad pages, 32 bits each: who has any is refused |
 //! | 4086 to 4095 | the signature `SWAPSPACE2` |
 //!
@@ -25,6 +25,8 @@ const SIGNATURE_LEN: usize = SIGNATURE.len();
 const VERSION_AT: usize = 1024;
 const LAST_PAGE_AT: usize = 1028;
 const BAD_COUNT_AT: usize = 1032;
+const LABEL_AT: usize = 1052;
+const LABEL: &[u8; 7] = b"pageout";
 
 /// The largest page size of any machine, which is where the search for signatures ends.
 pub(super) const FOREIGN_PAGE_MAX: usize = 64 << 10;
@@ -114,6 +116,19 @@ pub(super) fn bytes_of(first: &[u8], device_len: u64) -> Result<u64, HeaderError
     }
 }
 
+/// The first page of a device of so many bytes, whole pages, as mkswap writes it, with our name as its label.
+pub fn page(bytes: u64) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    // No more has a number: 16 TiB.
+    let last = (bytes / PAGE as u64).saturating_sub(1).min(u32::MAX.into()) as u32;
+    for (at, number) in [(VERSION_AT, 1), (LAST_PAGE_AT, last)] {
+        page[at..at + 4].copy_from_slice(&number.to_ne_bytes());
+    }
+    page[LABEL_AT..LABEL_AT + LABEL.len()].copy_from_slice(LABEL);
+    page[PAGE - SIGNATURE_LEN..].copy_from_slice(SIGNATURE);
+    page
+}
+
 /// Finds our signature at the end of a page, or says what lies there instead.
 fn signature(first: &[u8]) -> Result<(), HeaderError> {
     let ends_with = |page: usize| first.get(page - SIGNATURE_LEN..page);
@@ -143,16 +158,6 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
-    /// As mkswap writes it.
-    fn page() -> [u8; PAGE] {
-        let mut page = [0; PAGE];
-        let mut put = |at: usize, number: u32| page[at..at + 4].copy_from_slice(&number.to_ne_bytes());
-        put(VERSION_AT, 1);
-        put(LAST_PAGE_AT, (LEN / PAGE as u64) as u32 - 1);
-        page[PAGE - SIGNATURE_LEN..].copy_from_slice(SIGNATURE);
-        page
-    }
-
     fn refused(page: &[u8]) -> HeaderError {
         let error = bytes_of(page, LEN).unwrap_err();
         std::println!("{error}");
@@ -161,12 +166,12 @@ mod tests {
 
     #[test]
     fn what_it_says_is_read() {
-        assert_eq!(bytes_of(&page(), LEN), Ok(LEN));
+        assert_eq!(bytes_of(&page(LEN), LEN), Ok(LEN));
     }
 
     #[test]
     fn the_other_byte_order_is_read() {
-        let mut page = page();
+        let mut page = page(LEN);
         for at in [VERSION_AT, LAST_PAGE_AT, BAD_COUNT_AT] {
             page[at..at + 4].reverse();
         }
@@ -176,12 +181,12 @@ mod tests {
     #[test]
     fn wrong_headers_are_refused_with_their_reasons() {
         let put = |at: usize, number: u32| {
-            let mut page = page();
+            let mut page = page(LEN);
             page[at..at + 4].copy_from_slice(&number.to_ne_bytes());
             page
         };
         let sign = |with: &[u8]| {
-            let mut page = page();
+            let mut page = page(LEN);
             page[PAGE - 10..][..with.len()].copy_from_slice(with);
             page
         };

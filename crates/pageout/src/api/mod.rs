@@ -54,6 +54,7 @@ pub use crate::engine::Swapin;
 pub use bytes::{split_number, Bytes, NotASize};
 pub use error::{reason, Error};
 pub use found::{is_missing_disk, safe_directory, Found, IN_USE};
+pub use header::page as header_page;
 pub use region::{Advice, Pinned, Plain, Region, RegionStats};
 pub use spec::{Backing, NotASpec, Spec};
 pub use swap::{Builder, Delivery, Swap, LEAST_MEMORY};

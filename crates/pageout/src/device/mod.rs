@@ -39,7 +39,9 @@ mod uring;
 
 pub use file::{Access, FileDevice, FileOptions, Queue};
 pub use filesystem::FileSystem;
-pub use open::{discard, empty, is_hole, is_read_only, take, unlinked, write_in_place, OpenError};
+pub use open::{
+    discard, empty, is_hole, is_private, is_read_only, take, unlinked, write_in_place, OpenError,
+};
 pub use rustix::io::Errno;
 
 /// Bytes in a page: the unit of devices and of the memory that they serve.

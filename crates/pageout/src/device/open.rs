@@ -60,7 +60,7 @@ impl From<Errno> for OpenError {
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once.
+/// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once. PERM: others could read it there.
 pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
     // With O_EXCL nobody can give it a name later.
     let nameless = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE | OFlags::EXCL;
@@ -69,7 +69,14 @@ pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory),
         answer => answer,
     };
+    let made = made.and_then(|file| if is_private(&file) { Ok(file) } else { Err(Errno::PERM) });
     made.inspect(|file| write_in_place(file))
+}
+
+/// Is it ours alone? Some file systems do not heed the mode and the owner that are asked for (vfat, NFS for root).
+pub fn is_private(file: impl AsFd) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::fstat(file).is_ok_and(|about| about.st_mode & 0o077 == 0 && about.st_uid == own)
 }
 
 /// Has a file that is empty yet overwritten where it is, on a file system that writes elsewhere each time (btrfs): that takes room
