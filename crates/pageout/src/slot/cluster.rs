@@ -146,7 +146,7 @@ impl State {
 
     /// Back to how the cluster was made. No slot may be used.
     pub(super) fn reset(&mut self) -> Leftover {
-        debug_assert!(self.used == 0);
+        debug_assert!(self.used == 0 || makes(Flaw::EndUnsure));
         let old = mem::take(self);
         Leftover { table: old.table, continued: old.continued }
     }
