@@ -79,6 +79,8 @@ pub struct Place {
     /// A bit for each to which writing has failed: it gives slots when no other has any. Until when, ns.
     shunned: AtomicU64,
     shunned_until: AtomicU64,
+    /// Until when no other than what is shunned is known to have any.
+    failing_until: AtomicU64,
 }
 
 /// A device that is on, or on its way off.
@@ -126,6 +128,7 @@ impl Place {
             turning: AtomicU64::new(0),
             shunned: AtomicU64::new(0),
             shunned_until: AtomicU64::new(0),
+            failing_until: AtomicU64::new(0),
         };
         for (number, (config, device)) in devices.into_iter().enumerate() {
             place.swapon(number, number, config, device)?;
@@ -237,6 +240,7 @@ impl Place {
         if shunned != 0 && found == Err(Lack::Slots) {
             // No other has any, and to be told so may have taken long.
             self.shunned.store(0, Relaxed);
+            self.failing_until.store(self.shunned_until.load(Relaxed), Relaxed);
             found = self.alloc_but(0, cpu, n, page, memory);
         }
         if found.is_err() {
@@ -294,9 +298,9 @@ impl Place {
         }
     }
 
-    /// Could something not be written, lately? `now`: ns.
+    /// Could something not be written, lately, and had no other device room for it? `now`: ns.
     pub fn fails(&self, now: u64) -> bool {
-        now < self.shunned_until.load(Relaxed)
+        now < self.failing_until.load(Relaxed)
     }
 
     /// Those that were shunned long enough are tried again. `now`: ns; seldom asked.

@@ -861,6 +861,15 @@ fn what_one_device_does_not_take_goes_to_another() {
     let (there, failed) = (world.engine.space.resident().0, world.device.struck());
     assert!(there <= 1024 + 64, "{there} of 2048 pages stay");
     assert!(failed <= 16, "{failed} writes were tried where the first had failed");
+    let fails = |world: &World| world.engine.place.fails(world.engine.kernel.now());
+    assert!(!fails(&world), "all finds room: who takes memory may be held up");
+    // The other gives no more.
+    assert!(world.engine.place.swapoff_begin(1));
+    touch(&world, 0, 0, 2048, true);
+    world.settle();
+    balance_for_a_while(&world);
+    assert!(fails(&world));
+    assert!(world.engine.place.swapoff_cancel(1));
     // What has a slot there is written elsewhere as well, once it is free.
     world.device.disarm();
     end(&world);
