@@ -4,7 +4,7 @@
 //! I/Os go out in whatever way the device has; [`Plan::settle`] then says of each *run* how it went.
 
 use super::raw::{self, Part};
-use super::{Errno, Run};
+use super::{is_passing, Errno, Run};
 use rustix::fd::BorrowedFd;
 
 /// The most runs in one plan. Larger batches are cut.
@@ -100,10 +100,7 @@ impl Plan {
                     written -= run.len;
                     Ok(())
                 }
-                // Canceled: the kernel could make no worker for it (RLIMIT_NPROC, pids.max).
-                Err(errno) if alone && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED) => {
-                    Err(errno)
-                }
+                Err(errno) if alone && !is_passing(errno) => Err(errno),
                 _ => {
                     written = 0;
                     // SAFETY: the caller's promise.
@@ -111,5 +108,27 @@ impl Plan {
                 }
             };
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::PAGE;
+    use super::*;
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn what_fails_for_want_of_memory_is_written_once_more() {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let bytes = [7u8; PAGE];
+        let runs = [Run { at: 0, address: bytes.as_ptr() as usize, len: PAGE }];
+        let plan = Plan::new(&runs);
+        for (errno, goes) in [(Errno::NOMEM, Ok(())), (Errno::IO, Err(Errno::IO))] {
+            let mut results = [Ok(())];
+            // SAFETY: `bytes` outlive it.
+            unsafe { plan.settle(file.as_fd(), &plan.ios()[0], Err(errno), &runs, &mut results) };
+            assert_eq!(results, [goes]);
+        }
+        assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, PAGE as i64);
     }
 }

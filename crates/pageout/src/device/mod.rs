@@ -44,6 +44,12 @@ pub use open::{
 };
 pub use rustix::io::Errno;
 
+/// Does an error say nothing of the data, nor of the medium? `CANCELED`: the kernel could make no worker for io_uring
+/// (RLIMIT_NPROC, pids.max).
+pub(crate) fn is_passing(errno: Errno) -> bool {
+    matches!(errno, Errno::NOMEM | Errno::AGAIN | Errno::INTR | Errno::CANCELED)
+}
+
 /// Bytes in a page: the unit of devices and of the memory that they serve.
 pub const PAGE: usize = 4096;
 

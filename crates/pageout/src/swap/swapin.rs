@@ -10,6 +10,7 @@
 
 use super::place::AROUND;
 use super::swapout::Outgoing;
+use crate::device::is_passing;
 use crate::engine::{Engine, Swapin};
 use crate::flaw::{makes, Flaw};
 use crate::frame::{Parts, CHUNK, PARTS};
@@ -31,11 +32,6 @@ const FEW: usize = 4;
 const MOST_READS: usize = 100;
 /// How often it is tried to map what somebody waits for, before it is read once more: each time an event may have come.
 const MOST_TRIES: usize = 64;
-
-/// Does an error say nothing of the data, nor of the medium?
-fn is_passing(errno: Errno) -> bool {
-    matches!(errno, Errno::NOMEM | Errno::AGAIN)
-}
 
 /// What one server has under way. Made once, a place for each page of a block; most requests are for a few.
 pub struct Incoming {
