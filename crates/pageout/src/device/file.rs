@@ -261,7 +261,8 @@ fn go_direct(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     // Some file systems take the flag and refuse the I/O. An empty file answers 0 either way.
     let mut page = Page([0; PAGE]);
     if rustix::io::pread(fd, &mut page.0, 0) == Err(Errno::INVAL) {
-        fs::fcntl_setfl(fd, flags)?;
+        // Another process that shares the open file may have set it meanwhile: `flags` may have it too.
+        fs::fcntl_setfl(fd, flags - OFlags::DIRECT)?;
         return Ok(false);
     }
     Ok(true)
