@@ -155,6 +155,8 @@ pub struct Engine<K: Kernel> {
     pub(crate) device_ns: AtomicU64,
     /// How long a request to a device takes, whatever its size: moving average, in ns.
     pub(crate) request_ns: AtomicU64,
+    /// Until when (ns) what is asked for comes in by itself; 0: no run has failed yet.
+    pub(crate) alone_until: AtomicU64,
     /// How long a server's MOVE of few pages takes: moving average, in ns.
     pub(crate) move_ns: AtomicU64,
     /// How much a fault brings in.
@@ -243,6 +245,7 @@ impl<K: Kernel> Engine<K> {
             moves: AtomicBool::new(false),
             device_ns: AtomicU64::new(0),
             request_ns: AtomicU64::new(0),
+            alone_until: AtomicU64::new(0),
             move_ns: AtomicU64::new(u64::MAX / 2),
             orders: Lock::new(Orders::new(), &OTHER_LOCKS),
             crowd: Crowd::new(),

@@ -30,6 +30,8 @@ const QUICK_MOVE_NS: u64 = 4_000;
 const FEW: usize = 4;
 /// How often a page is read by itself while the device lacks what it may have in a moment: some ms.
 const MOST_READS: usize = 100;
+/// For so long (ns) after a run could not be read what is asked for comes in by itself: on a disk it takes half a minute to fail.
+const ALONE_NS: u64 = 10_000_000_000;
 /// How often it is tried to map what somebody waits for, before it is read once more: each time an event may have come.
 const MOST_TRIES: usize = 64;
 
@@ -201,6 +203,7 @@ impl<K: Kernel> Engine<K> {
     ) -> Brought {
         incoming.ahead = 0;
         let whole = urge.is_whole();
+        let window = if urge.is_asked() && self.reads_alone() { (index, index + 1) } else { window };
         let (n, buffer, all) = {
             let _regions = self.events.read();
             let block = self.space.block(block_start).expect("block of a swapped page");
@@ -278,6 +281,9 @@ impl<K: Kernel> Engine<K> {
             if !is_there {
                 continue;
             }
+            if self.reads_alone() {
+                return;
+            }
             if self.frames.ready_pages() < AROUND {
                 if self.budget.get() < AROUND as i64 {
                     return;
@@ -297,19 +303,26 @@ impl<K: Kernel> Engine<K> {
     /// itself, or only the one that is `asked` for: each may take as long as the device takes to fail.
     fn read(&self, incoming: &mut Incoming, n: usize, buffer: &Buffer, asked: Option<usize>) {
         let started = self.kernel.now();
-        let mut read = 0;
+        let (mut read, mut fails) = (0, false);
         while read < n {
             let entry = incoming.words[read].payload();
             let follows = |i: &usize| incoming.words[*i].payload() == entry + (*i - read) as u64;
             let run = (read..n).take_while(follows).count();
             let result = self.read_run(entry, read, run, buffer);
             incoming.good[read..read + run].fill(result.is_ok());
+            fails |= result.is_err_and(|errno| !is_passing(errno));
             read += run;
         }
-        let took = self.kernel.now() - started;
+        let now = self.kernel.now();
+        let took = now - started;
         Stats::observe(&self.stats.device_ns, took);
-        average(&self.device_ns, took / n as u64);
-        average(&self.request_ns, took);
+        if incoming.good[..n].iter().all(|good| *good) {
+            average(&self.device_ns, took / n as u64);
+            average(&self.request_ns, took);
+        }
+        if fails && n > 1 {
+            self.alone_until.store(now + ALONE_NS, Relaxed);
+        }
         incoming.passing = false;
         for index in 0..n {
             let (address, _) = buffer.locate(self, index);
@@ -327,6 +340,13 @@ impl<K: Kernel> Engine<K> {
             }
             (incoming.good[index], incoming.unread[index]) = (good, !read);
         }
+    }
+
+    /// Does each page that is asked for come in by itself, since a run could not be read a moment ago? Each of its neighbours would
+    /// wait for it to fail again.
+    fn reads_alone(&self) -> bool {
+        let until = self.alone_until.load(Relaxed);
+        until != 0 && self.kernel.now() < until
     }
 
     /// `run` neighbouring slots from `entry` on, into the frames of `buffer` from its page `first` on.

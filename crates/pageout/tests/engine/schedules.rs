@@ -1276,6 +1276,9 @@ fn a_bad_sector_loses_only_what_lies_there() {
         world.settle();
     }
     assert_eq!(world.engine.stats.poisoned.load(Relaxed), 0);
+    // Each may take half a minute.
+    let failed = world.device.struck();
+    assert!((1..=4).contains(&failed), "{failed} reads of neighbours failed");
     world.program.lock().unwrap().habits.faulty = true;
     touch(&world, 1, 6, 1, false);
     world.settle();
