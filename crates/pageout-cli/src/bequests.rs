@@ -1,6 +1,7 @@
 //! What processes had out when they forked, kept for their children. See `pageout::swap::heir`.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -29,7 +30,7 @@ const LATE: Duration = Duration::from_secs(1);
 pub struct Bequest {
     file: File,
     /// The trunks that it may read from.
-    trunks: RefCell<Vec<Trunk>>,
+    trunks: RefCell<HashSet<Trunk>>,
     /// The devices that it reads from, by their numbers, with those of `_before`.
     devices: u64,
     /// What the parent had inherited itself.
@@ -127,7 +128,7 @@ impl Bequests {
             own.chain(inherited.iter().map(|bequest| bequest.devices)).fold(0, |all, some| all | some);
         let bequest = Rc::new(Bequest {
             file,
-            trunks: RefCell::new(trunks.to_vec()),
+            trunks: RefCell::new(trunks.iter().copied().collect()),
             devices,
             _before: inherited.to_vec(),
         });
@@ -212,6 +213,7 @@ impl Bequests {
     pub fn release(&mut self, trunks: impl IntoIterator<Item = Trunk>) -> Vec<Trunk> {
         let now = Instant::now();
         self.waiting.retain_mut(|waiting| waiting.is_awaited(now));
+        let before = self.alive.len();
         self.alive.retain(|(bequest, first_page)| {
             let has_heirs = bequest.strong_count() > 0;
             if !has_heirs {
@@ -219,34 +221,38 @@ impl Bequests {
             }
             has_heirs
         });
-        let alive: Vec<Rc<Bequest>> =
-            self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()).collect();
-        let all = std::mem::take(&mut self.orphans).into_iter().chain(trunks);
-        let (read, free) =
-            all.partition(|trunk| alive.iter().any(|bequest| bequest.trunks.borrow().contains(trunk)));
-        self.orphans = read;
+        // There may be very many, and they are as they were unless a reader has gone.
+        let any_gone = self.alive.len() < before;
+        let orphans = if any_gone { std::mem::take(&mut self.orphans) } else { Vec::new() };
+        let alive = self.alive();
+        let is_read = |trunk: &Trunk| alive.iter().any(|bequest| bequest.trunks.borrow().contains(trunk));
+        let (read, free): (Vec<Trunk>, _) = orphans.into_iter().chain(trunks).partition(is_read);
+        self.orphans.extend(read);
         free
     }
 
-    /// A process has given back a trunk: it has counted that no heir reads from it.
-    pub fn forget(&mut self, trunk: Trunk) {
-        self.keep_trunks(|of| of != trunk);
+    /// A process has given back trunks: it has counted that no heir reads from them.
+    pub fn forget(&mut self, trunks: &[Trunk]) {
+        for bequest in self.alive() {
+            let mut read = bequest.trunks.borrow_mut();
+            trunks.iter().for_each(|trunk| _ = read.remove(trunk));
+        }
     }
 
     /// The orphans of a device that goes: nobody reads from it any more, and another may get its number.
     pub fn give_up(&mut self, device: usize) -> Vec<Trunk> {
-        self.keep_trunks(|(of, _)| of != device);
+        for bequest in self.alive() {
+            bequest.trunks.borrow_mut().retain(|(of, _)| *of != device);
+        }
         let all = std::mem::take(&mut self.orphans);
         let (gone, kept) = all.into_iter().partition(|(of, _)| *of == device);
         self.orphans = kept;
         gone
     }
 
-    /// Heirs read from no others any more.
-    fn keep_trunks(&self, which: impl Fn(Trunk) -> bool) {
-        for bequest in self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()) {
-            bequest.trunks.borrow_mut().retain(|trunk| which(*trunk));
-        }
+    /// Those from which somebody reads, or may.
+    fn alive(&self) -> Vec<Rc<Bequest>> {
+        self.alive.iter().filter_map(|(bequest, _)| bequest.upgrade()).collect()
     }
 }
 
@@ -291,8 +297,34 @@ mod tests {
         let mut bequests = Bequests::default();
         bequests.keep(1, (5, 0), file().0, &[(0, 3), (0, 4)], &[]).unwrap();
         let _child = bequests.inherit(1).unwrap();
-        bequests.forget((0, 3));
+        bequests.forget(&[(0, 3)]);
         assert_eq!(bequests.release([(0, 3), (0, 4)]), [(0, 3)]);
+    }
+
+    #[test]
+    fn many_trunks_are_looked_through_once() {
+        const MANY: u64 = 16 << 10;
+        let trunks = |device| (0..MANY).map(move |trunk| (device, trunk)).collect::<Vec<Trunk>>();
+        let mut bequests = Bequests::default();
+        let keep = |bequests: &mut Bequests, device| {
+            bequests.keep(1, (5, 0), file().0, &trunks(device), &[]).unwrap();
+            bequests.inherit(1).unwrap()
+        };
+        let heirs: Vec<_> = (0..8).map(|_| keep(&mut bequests, 0)).collect();
+        let begun = Instant::now();
+        assert_eq!(bequests.release(trunks(1)), trunks(1));
+        assert_eq!(bequests.release(trunks(0)), []);
+        // Whatever happens then.
+        (0..1000).for_each(|_| assert_eq!(bequests.release([]), []));
+        drop(heirs);
+        assert_eq!(bequests.release([]), trunks(0));
+        let heir = keep(&mut bequests, 2);
+        bequests.forget(&trunks(2));
+        assert_eq!(bequests.release(trunks(2)), trunks(2));
+        drop(heir);
+        // Each by each they are two thousand millions.
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
     }
 
     #[test]

@@ -421,7 +421,7 @@ impl Server {
                 let lent = client.lent.iter().position(|lent| Some(lent.0) == number && lent.1 == message.b);
                 let lent = lent.ok_or_else(|| anyhow!("gave back a trunk that it did not have"))?;
                 let lent = client.lent.swap_remove(lent);
-                self.bequests.forget(lent);
+                self.bequests.forget(&[lent]);
                 self.mounts.take_back([lent]);
             }
             (Some(Kind::Bequest), Some(_)) => self.keep_bequest(index, message.a, fds),

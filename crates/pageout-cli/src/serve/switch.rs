@@ -152,10 +152,9 @@ impl Server {
         let Some(client) = &mut self.connections[index].client else { return };
         client.has &= !(1 << number);
         client.told &= !(1 << number);
-        let (gone, kept) = client.lent.iter().partition(|(of, _)| *of == number);
+        let (gone, kept): (Vec<Trunk>, _) = client.lent.iter().partition(|(of, _)| *of == number);
         client.lent = kept;
-        let gone: Vec<Trunk> = gone;
-        gone.iter().for_each(|trunk| self.bequests.forget(*trunk));
+        self.bequests.forget(&gone);
         self.mounts.take_back(gone);
         if self.mounts.get_mut(number).is_some_and(|mount| !mount.leaving) {
             // It was too late to tell it that the device stays.
