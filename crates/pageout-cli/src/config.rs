@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -144,31 +144,8 @@ impl Config {
 /// All that was written, by the strongest source.
 fn gather(options: &SettingOptions) -> Result<Values> {
     let mut values = Values::new();
-    for (path, required) in files(options) {
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            // A service's HOME may be /dev/null.
-            Err(error)
-                if !required && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                continue
-            }
-            Err(error) => {
-                // One that nobody named is another user's, left in the environment by su or setpriv.
-                let remedy = match required {
-                    true => "; name another with --config or PAGEOUT_CONFIG",
-                    false => "; make it readable, or set HOME to your own",
-                };
-                bail!("{}: cannot be read: {}{remedy}", path.display(), reason(&error))
-            }
-        };
-        let owner = fs::metadata(&path).map(|about| about.uid());
-        if !required && !owner.is_ok_and(directory::is_trusted) {
-            bail!(
-                "{}: belongs to another user; set HOME to your own, or name it with --config",
-                path.display()
-            );
-        }
+    for (path, named) in files(options) {
+        let Some(text) = read(&path, named)? else { continue };
         // A later file replaces what an earlier one says, it does not add to it.
         values.extend(parse(&path, text.trim_start_matches('\u{feff}'))?);
     }
@@ -180,7 +157,45 @@ fn gather(options: &SettingOptions) -> Result<Values> {
     Ok(values)
 }
 
-/// The files to read, weakest first, and whether each must be there.
+/// What a file of settings says; none if there is none and nobody `named` it. One that nobody named may be another user's, left in
+/// the environment by su or setpriv: it is opened once, for its name may be another file's the next time, and not waited for.
+fn read(path: &Path, named: bool) -> Result<Option<String>> {
+    let shown = path.display();
+    let failed = |error: io::Error| {
+        let remedy = match named {
+            true => "; name another with --config or PAGEOUT_CONFIG",
+            false => "; make it readable, or set HOME to your own",
+        };
+        anyhow!("{shown}: cannot be read: {}{remedy}", reason(&error))
+    };
+    let mut options = File::options();
+    if !named {
+        options.custom_flags(libc::O_NONBLOCK);
+    }
+    let mut file = match options.read(true).open(path) {
+        Ok(file) => file,
+        // A service's HOME may be /dev/null.
+        Err(error) if !named && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None)
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    if !named {
+        let about = file.metadata().map_err(failed)?;
+        if !directory::is_trusted(about.uid()) {
+            bail!("{shown}: belongs to another user; set HOME to your own, or name it with --config");
+        }
+        // Where there are to be no settings that may be a link to /dev/null.
+        if !about.is_file() && about.rdev() != libc::makedev(1, 3) {
+            bail!("{shown}: is no file; remove it, or name it with --config");
+        }
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(Some(text))
+}
+
+/// The files to read, weakest first, and whether somebody named it, so that it must be there.
 fn files(options: &SettingOptions) -> Vec<(PathBuf, bool)> {
     let from_environment = || std::env::var_os("PAGEOUT_CONFIG").filter(|path| !path.is_empty());
     let named = options.config.clone().or_else(|| from_environment().map(PathBuf::from));

@@ -4,11 +4,14 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::Command;
 
-use common::{can_unshare, finish, is_root, set_mode, Place};
+use common::{can_unshare, finish, is_root, set_mode, wait, Place};
 
 /// Runs `pageout run ARGS`, which must fail with `status` and say exactly `line`.
 #[track_caller]
@@ -123,6 +126,39 @@ fn environment_and_files() {
     });
 }
 
+/// Makes a FIFO.
+fn pipe(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn settings_that_nobody_named_are_not_waited_for() {
+    let place = Place::new();
+    fs::create_dir(place.path(".config")).unwrap();
+    let conf = place.path(".config/pageout.conf");
+    let line = format!("pageout: {}: is no file; remove it, or name it with --config\n", conf.display());
+    let run = |args: &[&str]| finish(place.pageout(args).env("XDG_RUNTIME_DIR", place.path("")));
+    pipe(&conf);
+    for args in [&["run", "true"][..], &["doctor"]] {
+        let ended = run(args);
+        assert_eq!((ended.status, &ended.err), (125, &line), "{}", ended.out);
+    }
+    fs::remove_file(&conf).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &conf).unwrap();
+    let ended = run(&["run", "true"]);
+    assert_eq!((ended.status, ended.err), (125, line));
+    fs::remove_file(&conf).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &conf).unwrap();
+    let ended = run(&["run", "true"]);
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+    // Who names one may mean a pipe.
+    let mut command = place.prepared("bash");
+    let script = "\"$0\" run --config <(sleep 0.1; echo memory = none) true";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_pageout")]).current_dir(place.path(""));
+    let ended = finish(&mut command);
+    assert!(ended.err.contains(":1: memory none: takes "), "{}", ended.err);
+}
+
 #[test]
 fn what_is_another_users_decides_nothing_for_root() {
     if !is_root() {
@@ -143,6 +179,25 @@ fn what_is_another_users_decides_nothing_for_root() {
     let ended = run("true");
     let refused = "belongs to another user; set HOME to your own, or name it with --config";
     assert_eq!((ended.status, ended.err), (125, format!("pageout: {}: {refused}\n", conf.display())));
+    fs::remove_file(&conf).unwrap();
+    // Whatever comes to its name while root waits for what a pipe says.
+    let (mine, victim) = (place.file("mine", b"", 0o600), place.path("victim"));
+    pipe(&conf);
+    std::os::unix::fs::chown(&conf, Some(65533), None).unwrap();
+    let mut command = place.pageout(["run", "-m", "64M", "true"]);
+    let mut child = command.env("HOME", &home).env_remove("XDG_CONFIG_HOME").spawn().unwrap();
+    let mut writes = fs::File::options();
+    writes.write(true).custom_flags(libc::O_NONBLOCK);
+    while child.try_wait().unwrap().is_none() {
+        let Ok(mut writer) = writes.open(&conf) else { continue };
+        std::os::unix::fs::symlink(&mine, home.join("link")).unwrap();
+        fs::rename(home.join("link"), &conf).unwrap();
+        let _ = writeln!(writer, "stats = {}", victim.display());
+        break;
+    }
+    let ended = wait(child);
+    let line = format!("pageout: {}: {refused}\n", conf.display());
+    assert_eq!((victim.exists(), ended.status, ended.err), (false, 125, line));
     fs::remove_file(&conf).unwrap();
     // Nor are agent and socket put where that user may put others in their place.
     let ended = run("echo $LD_PRELOAD $PAGEOUT_RUN");
