@@ -77,6 +77,12 @@ fn find(reach: Reach, dry: bool) -> Result<PathBuf> {
             true => named_well(&directory).map(|()| directory.join(NAME)),
             false => unpack(&directory, reach, BYTES, NAME),
         });
+        // What it lies in was made meanwhile, maybe by somebody else.
+        let is_still_one = || candidates(reach).0.contains(&directory);
+        let unpacked = unpacked.and_then(|path| match is_still_one() {
+            true => Ok(path),
+            false => bail!("{}: others can change what it lies in", directory.display()),
+        });
         match unpacked {
             Ok(path) => return Ok(path),
             Err(error) => {

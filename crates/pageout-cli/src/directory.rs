@@ -82,23 +82,26 @@ pub fn cache() -> Option<PathBuf> {
     is_out_of_reach(&base).then(|| base.join("pageout"))
 }
 
-/// Can no other user put something else in the place of a directory? That is to be asked of root's, who may have another's HOME
-/// (`su -m`): who owns what a user's home lies in has that user in his hands anyway.
+/// Can no other user put something else in the place of a directory? Root may have another's HOME (`su -m`), and a service one
+/// that all can write, or that somebody else has made there.
 fn is_out_of_reach(directory: &Path) -> bool {
-    if sys::euid() != 0 {
-        return true;
-    }
-    let is_safe = |about: fs::Metadata| {
-        let is_open = about.mode() & 0o1002 == 0o002;
+    let is_safe = |about: &fs::Metadata| {
+        // The group of a user's own is the user's affair, and often has no other member; that of root's has some on purpose.
+        let is_own = about.uid() == sys::euid() && about.uid() != 0;
+        let others = if is_own || about.gid() == 0 { 0o002 } else { 0o022 };
+        let is_open = about.mode() & 0o1000 == 0 && about.mode() & others != 0;
         is_trusted(about.uid()) && !is_open
     };
-    all_above(directory).into_iter().all(|(_, about)| is_safe(about))
+    // A link may be another's as well.
+    let is_ours = |at: &Path| fs::symlink_metadata(at).is_ok_and(|about| is_trusted(about.uid()));
+    all_above(directory).into_iter().all(|(at, about)| is_safe(&about) && is_ours(&at))
 }
 
-/// A file or directory and all that it lies in, without what is not there yet: that is made by us.
+/// A file or directory and all that it lies in, by this path and the real one, without what is not there yet: that is made by us.
 fn all_above(path: &Path) -> Vec<(PathBuf, fs::Metadata)> {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    real.ancestors().filter_map(|at| Some((at.to_owned(), fs::metadata(at).ok()?))).collect()
+    let all = real.ancestors().chain(path.ancestors());
+    all.filter_map(|at| Some((at.to_owned(), fs::metadata(at).ok()?))).collect()
 }
 
 /// May what belongs to this user decide for us? That is us, root, and who root is called in a user namespace that has none.

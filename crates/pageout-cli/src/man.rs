@@ -193,7 +193,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "/etc/pageout.conf and ~/.config/pageout.conf: lines like memory = 512M; names are memory, swap (may be \
              repeated), swapin, max-order, strict (yes or no), any-user (the same) and stats. A line that begins with # is a comment.",
             "$XDG_RUNTIME_DIR/pageout or /tmp/pageout-UID: sockets of runs; one that somebody removes is made again, and a line says so. ~/.cache/pageout: the agent, or beside the sockets where no \
-             home can be written. With --any-user both are in \
+             home can be written, or others can change what it lies in; the sockets neither lie where others can. With --any-user both are in \
              /run/pageout, or in $XDG_RUNTIME_DIR/pageout-any where others can enter that.",
         ],
     ),

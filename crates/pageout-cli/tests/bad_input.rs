@@ -204,6 +204,59 @@ fn what_is_another_users_decides_nothing_for_root() {
     assert!(ended.status == 0 && !ended.out.contains("theirs"), "{} {}", ended.out, ended.err);
 }
 
+/// Where the agent is put, a service's or root's, is nowhere that somebody else can rename.
+#[test]
+fn agents_lie_where_nobody_else_can_put_another() {
+    use std::os::unix::fs::{chown, symlink};
+    if !is_root() {
+        return println!("skipped: not root");
+    }
+    let place = Place::new();
+    let work = std::env::temp_dir().join(format!("pageout-reach-{}", std::process::id()));
+    let make = |name: &str, (user, group): (u32, u32), mode| {
+        fs::create_dir(work.join(name)).unwrap();
+        chown(work.join(name), Some(user), Some(group)).unwrap();
+        set_mode(&work.join(name), mode);
+    };
+    const US: (u32, u32) = (65533, 65533);
+    make("", (0, 0), 0o755);
+    common::copy_program(env!("CARGO_BIN_EXE_pageout"), &work.join("pageout"));
+    make("runtime", US, 0o700);
+    let (own, runtime) = (|home: &str| format!("{home}/.cache/pageout"), |_: &str| "runtime/pageout".into());
+    let lies = |home: &str, place_of: &dyn Fn(&str) -> String| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups", "./pageout", "doctor"]);
+        place.prepare(&mut command);
+        command.env("HOME", work.join(home)).env("XDG_RUNTIME_DIR", work.join("runtime"));
+        let ended = finish(command.env("TMPDIR", ".").env_remove("PAGEOUT_AGENT").current_dir(&work));
+        let line = format!("unpacked as {}/", work.join(place_of(home)).display());
+        assert!(ended.out.contains(&line), "{home}: {line}\n{}", ended.out);
+    };
+    make("home", US, 0o775);
+    lies("home", &own);
+    make("open", US, 0o777);
+    lies("open", &runtime);
+    make("sticky", (0, 0), 0o1777);
+    lies("sticky", &own);
+    make("theirs", (0, 0), 0o1777);
+    make("theirs/.cache", (65532, 65532), 0o777);
+    lies("theirs", &runtime);
+    make("team", (0, 65533), 0o2775);
+    lies("team", &runtime);
+    make("linked", (65532, 65532), 0o755);
+    make("target", US, 0o700);
+    symlink(work.join("target"), work.join("linked/.cache")).unwrap();
+    lies("linked", &runtime);
+
+    chown(work.join("runtime"), Some(0), Some(0)).unwrap();
+    fs::remove_dir_all(work.join("runtime/pageout")).unwrap();
+    let mut command = place.pageout(["run", "-m", "64M", "sh", "-c", "echo $LD_PRELOAD"]);
+    command.env("HOME", work.join("team")).env("XDG_RUNTIME_DIR", work.join("runtime"));
+    let ended = finish(command.env_remove("PAGEOUT_AGENT"));
+    assert!(ended.status == 0 && !ended.out.contains("team"), "{}{}", ended.out, ended.err);
+    fs::remove_dir_all(&work).unwrap();
+}
+
 #[test]
 fn programs() {
     let place = Place::new();
