@@ -106,7 +106,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
             "swapon: another device for all processes of the tree, by the rules of --swap (SWAP DEVICES). It is opened by \
              the tree's pageout, with its rights. What a process has of other devices by then is used up first. A tree \
              has at most 8 devices.",
-            "swapoff: NAME is as show says it. What processes have there comes home, and what does not fit below the limit \
+            "swapoff: NAME is as show says it; of a file or disk it may be the SPEC that swapon took, too. What processes have there comes home, and what does not fit below the limit \
              goes to the other devices; USED of show says how much is left. It is refused when there is no room for it. When \
              the room is taken by others meanwhile it waits until there is some, or a swapon brings some. What \
              children of a fork read from their parent's swap stays until they have ended or executed another program, and \

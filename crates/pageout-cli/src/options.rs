@@ -156,7 +156,7 @@ pub struct SwaponOptions {
 /// `pageout swapoff`.
 #[derive(Debug, Args)]
 pub struct SwapoffOptions {
-    /// The device, as pageout show names it
+    /// The device, as pageout show names it, or as swapon took it
     #[arg(value_name = "NAME")]
     pub name: String,
 

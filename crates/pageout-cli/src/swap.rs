@@ -27,10 +27,14 @@ pub fn on(options: &SwaponOptions) -> Result<i32> {
 
 /// Takes a device from a tree; returns when it has gone. The tree keeps it if we end before.
 pub fn off(options: &SwapoffOptions) -> Result<i32> {
-    let path = absolute(PathBuf::from(&options.name));
+    // As it was switched on, too: by a tag, or with a size.
+    let path = match Spec::parse(&options.name) {
+        Ok(Spec { backing: Backing::Path(path), .. }) => path,
+        _ => PathBuf::from(&options.name),
+    };
     // A name without a directory needs none: it may be that of memory.
-    let path =
-        if options.name.is_empty() || options.name.contains('/') { path? } else { path.unwrap_or_default() };
+    let needs_none = !options.name.is_empty() && path.components().count() == 1;
+    let path = absolute(path).or_else(|error| if needs_none { Ok(String::new()) } else { Err(error) })?;
     let (run, _) = runs::one(options.which.run.as_deref())?;
     run.switch(true, &json!({ "name": options.name, "path": path }))?;
     wait(&run, &options.name)

@@ -179,7 +179,8 @@ fn on_and_off() {
     let path = std::env::current_dir().unwrap().join("x");
     assert_eq!(show(), format!("mem memory 64M 0 -2\n{} file 128M 0 7\n", path.display()));
 
-    let mut off = pageout(&["swapoff", "x"]).spawn().unwrap();
+    // By the same word.
+    let mut off = pageout(&["swapoff", "x,size=128M,pri=7,rotational"]).spawn().unwrap();
     keeper.told(Kind::Off, 1, 1);
     assert_eq!(keeper.lease(1), NONE, "nobody gets more of it");
     let late = myself("late").status().unwrap();
@@ -304,7 +305,10 @@ fn refusals() {
         let here = std::env::current_dir().unwrap();
         format!("{0}: is a directory; name a file in it, {0}/swap", here.display())
     });
-    refuses(&["swapoff", "x"], "x: the tree has no such swap device; see pageout show");
+    for name in ["x", "x,size=64M", "x,y", "mem,size=64M"] {
+        let line = format!("{name}: the tree has no such swap device; see pageout show");
+        refuses(&["swapoff", name], &line);
+    }
     for n in 1..8 {
         does(&["swapon", "mem,size=64M"]);
         assert_eq!((keeper.given().0, n), (n, n));
