@@ -97,11 +97,14 @@ pub fn run(options: &RunOptions) -> Result<i32> {
     }
     let target = config.stats.clone().map(Target::of).transpose()?;
     say::wait_for_nobody();
-    if let Some(all) = memory::cgroup_limit().filter(|all| (all + 1..u64::MAX).contains(&config.limit_bytes))
-    {
+    let all = memory::available_bytes();
+    if all < config.limit_bytes && config.limit_bytes < u64::MAX {
+        let who_kills = match memory::cgroup_limit() {
+            Some(_) => "control group, which kills",
+            None => "machine, whose kernel kills",
+        };
         say::warning(format_args!(
-            "the limit of {} is more than the {} of this control group, which kills before anything is swapped; give \
-             less with --memory",
+            "the limit of {} is more than the {} of this {who_kills} before anything is swapped; give less with --memory",
             Bytes(config.limit_bytes),
             Bytes(all)
         ));

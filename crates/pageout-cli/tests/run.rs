@@ -595,6 +595,21 @@ fn dry_runs_do_nothing() {
 }
 
 #[test]
+fn a_limit_that_no_memory_reaches_is_warned_of() {
+    let place = Place::new();
+    let run = |limit: &str| finish(&mut place.pageout(["run", "-m", limit, "-s", "mem,size=64M", "true"]));
+    let ended = run("900T");
+    let (start, end) = (
+        "pageout: the limit of 900T is more than the ",
+        " before anything is swapped; give less with --memory\n",
+    );
+    assert!(ended.err.starts_with(start) && ended.err.ends_with(end), "{}", ended.err);
+    assert_eq!((ended.status, ended.err.lines().count()), (0, 1));
+    let ended = run("max");
+    assert_eq!((ended.status, ended.err.as_str()), (0, ""));
+}
+
+#[test]
 fn settings_come_from_everywhere() {
     let place = Place::new();
     fs::create_dir_all(place.path(".config")).unwrap();
