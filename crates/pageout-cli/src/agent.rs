@@ -37,6 +37,7 @@ fn candidates(reach: Reach) -> (Vec<PathBuf>, bool) {
 /// Where the agent is or, with `dry`, would be; unpacks it if it is not there. `PAGEOUT_AGENT` names another one,
 /// for those who work on it.
 pub fn ready(reach: Reach, dry: bool) -> Result<PathBuf> {
+    check_libc(&sys::libc_version())?;
     let agent = find(reach, dry)?;
     match directory::shut(&agent).filter(|_| reach == Reach::Any && !dry) {
         None => Ok(agent),
@@ -46,6 +47,19 @@ pub fn ready(reach: Reach, dry: bool) -> Result<PathBuf> {
             agent.display(),
             shut.display()
         ),
+    }
+}
+
+/// Refuses a libc that has some of what the agent calls in other libraries (dlsym, the keys of threads): the loader would end each
+/// program. Ours is the programs' as well.
+fn check_libc(version: &str) -> Result<()> {
+    const LEAST: (u32, u32) = (2, 34);
+    let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+    match numbers.next().zip(numbers.next()) {
+        Some(found) if found < LEAST => {
+            bail!("agent: the GNU libc {version} is too old; use 2.34 or later")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -194,6 +208,18 @@ pub fn preload(before: Option<OsString>, agent: &Path) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_old_libc_is_refused_with_the_reason() {
+        for version in ["2.34", "2.36", "2.40.9000", "3.0", "unknown"] {
+            assert!(check_libc(version).is_ok(), "{version}");
+        }
+        for version in ["2.31", "2.9", "2.33.1", "1.99"] {
+            let line = format!("agent: the GNU libc {version} is too old; use 2.34 or later");
+            assert_eq!(check_libc(version).unwrap_err().to_string(), line);
+        }
+        assert!(check_libc(&sys::libc_version()).is_ok());
+    }
 
     #[test]
     fn preload_is_appended_to() {

@@ -82,6 +82,12 @@ pub fn kernel_release() -> String {
     release.to_string_lossy().into_owned()
 }
 
+/// The version of the GNU libc that we have been loaded with, `2.36`.
+pub fn libc_version() -> String {
+    // SAFETY: a text that stays.
+    unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy().into_owned()
+}
+
 /// Whether the caller (by its effective ids) may do what `mode` (`libc::X_OK`, ...) says.
 pub fn may_access(path: &Path, mode: i32) -> io::Result<()> {
     let path = c_path(path)?;
