@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{can_unshare, finish, is_root, wait, Place};
 
@@ -1476,4 +1476,40 @@ fn another_name_of_a_new_file_keeps_nothing() {
     assert_eq!((ended.status, ended.err.as_str()), (0, ""));
     assert!(!place.path("swap").exists());
     assert_eq!(fs::metadata(place.path("other")).unwrap().len(), 0);
+}
+
+/// Run alone is killed: its program and keeper go on, and what is out lies in the file, whose header would have it taken.
+#[test]
+fn the_file_of_a_killed_run_is_its_processes_while_they_live() {
+    let place = Place::new();
+    let script = "import sys; a = [bytes([k % 251 + 1]) * (1 << 18) for k in range(400)]; print(flush=True); sys.stdin.read(1)\n\
+        assert all(c == bytes([k % 251 + 1]) * (1 << 18) for k, c in enumerate(a)); print('right', flush=True); sys.stdin.read()";
+    let mut command = place.pageout(["run", "-m", "32M", "-s", "swap,size=256M", "python3", "-c", script]);
+    command.env_remove("PAGEOUT_AGENT").stdin(Stdio::piped());
+    let mut killed = command.spawn().unwrap();
+    let (mut to, mut from) = (killed.stdin.take().unwrap(), killed.stdout.take().unwrap());
+    from.read_exact(&mut [0]).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let again = || finish(&mut place.pageout(["run", "-s", "swap", "true"]));
+    let in_use = "pageout: swap: in use by another device, here or of another pageout; name another file\n";
+    let refused = again();
+    assert_eq!((refused.status, refused.err.as_str()), (125, in_use));
+    to.write_all(b"x").unwrap();
+    let mut told = [0; 6];
+    from.read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"right\n");
+    // It ends, and a moment later its keeper.
+    drop(to);
+    let patience = Instant::now() + Duration::from_secs(20);
+    loop {
+        let taken = again();
+        if taken.status == 0 {
+            break;
+        }
+        assert_eq!(taken.err, in_use);
+        assert!(Instant::now() < patience);
+    }
+    // Nothing of it is left.
+    assert!(fs::read(place.path("swap")).unwrap()[4096..].iter().all(|byte| *byte == 0));
 }
