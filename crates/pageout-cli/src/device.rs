@@ -18,7 +18,7 @@ use anyhow::{anyhow, bail, Result};
 use pageout::api::{
     header_page, is_missing_disk, reason, safe_directory, Backing, Bytes, Found, Spec, IN_USE,
 };
-use pageout::device;
+use pageout::device::{self, OpenError};
 use pageout::slot::MAX_SLOTS;
 use pageout::wire::{DeviceSettings, CLUSTER_SLOTS, DISCARDS, HEADER, ROTATIONAL, TRUNK_CLUSTERS};
 
@@ -362,8 +362,10 @@ impl Opened {
             return Err(wrong(&name, IN_USE));
         }
         if !device::is_private(&file) {
-            let why = "others could read it on that file system; mount that with umask=077, or name a file elsewhere";
-            return Err(wrong(&name, why));
+            return Err(wrong(
+                &name,
+                format_args!("{SHARED}; mount that with umask=077, or name a file elsewhere"),
+            ));
         }
         let size = Bytes(size.0.next_multiple_of(PAGE));
         if let Err(error) = file.set_len(size.0) {
@@ -430,6 +432,9 @@ impl Opened {
     }
 }
 
+/// Of a file that would not be ours alone.
+const SHARED: &str = "others could read it on that file system";
+
 /// Which file or disk it is, whatever its names: of one that is not there yet its directory, and its name there.
 fn identity(spec: &Spec) -> Option<(u64, u64, Option<OsString>)> {
     let path = path_of(spec)?;
@@ -489,7 +494,10 @@ fn unnamed_directory() -> Result<PathBuf> {
 }
 
 fn unlinked(directory: &Path) -> io::Result<File> {
-    Ok(device::unlinked(&sys::c_path(directory)?)?.into())
+    device::unlinked(&sys::c_path(directory)?).map(File::from).map_err(|error| match error {
+        OpenError::Refused(errno) => errno.into(),
+        _ => io::Error::other(SHARED),
+    })
 }
 
 /// How far a file at `place` may grow, by what it `has` of its room, the file system's free space and `size=`. Warns where that is

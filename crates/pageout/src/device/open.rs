@@ -17,6 +17,8 @@ pub enum OpenError {
     Refused(Errno),
     /// A directory, a pipe, a terminal: neither regular file nor block device.
     NotAFile,
+    /// Some file systems do not heed the mode or the owner that are asked for (vfat, NFS for root).
+    Shared,
 }
 
 impl fmt::Display for OpenError {
@@ -45,6 +47,7 @@ impl fmt::Display for OpenError {
             Self::NotAFile => {
                 write!(f, "neither a regular file nor a block device; name one of those")
             }
+            Self::Shared => write!(f, "others could read it on that file system; name a place on another"),
         }
     }
 }
@@ -60,20 +63,23 @@ impl From<Errno> for OpenError {
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once. PERM: others could read it there.
-pub fn unlinked(directory: &CStr) -> Result<OwnedFd, Errno> {
+/// Creates an empty file in `directory`, mode 0600, that never has a name, or loses it at once.
+pub fn unlinked(directory: &CStr) -> Result<OwnedFd, OpenError> {
     // With O_EXCL nobody can give it a name later.
     let nameless = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE | OFlags::EXCL;
     let made = match fs::openat(fs::CWD, directory, nameless, OWNER_ONLY) {
         // What file systems without O_TMPFILE answer (overlayfs, NFS, FUSE of old, vfat).
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => named_then_unlinked(directory),
         answer => answer,
-    };
-    let made = made.and_then(|file| if is_private(&file) { Ok(file) } else { Err(Errno::PERM) });
-    made.inspect(|file| write_in_place(file))
+    }?;
+    if !is_private(&made) {
+        return Err(OpenError::Shared);
+    }
+    write_in_place(&made);
+    Ok(made)
 }
 
-/// Is it ours alone? Some file systems do not heed the mode and the owner that are asked for (vfat, NFS for root).
+/// Is it ours alone?
 pub fn is_private(file: impl AsFd) -> bool {
     let own = rustix::process::geteuid().as_raw();
     fs::fstat(file).is_ok_and(|about| about.st_mode & 0o077 == 0 && about.st_uid == own)
