@@ -358,7 +358,8 @@ impl Opened {
             id: (about.dev(), about.ino()),
             file: Some(file.try_clone()?),
         };
-        if !device::take(&file) {
+        let taken = device::take(&file);
+        if taken == Ok(false) {
             return Err(wrong(&name, IN_USE));
         }
         if !device::is_private(&file) {
@@ -371,9 +372,12 @@ impl Opened {
         if let Err(error) = file.set_len(size.0) {
             bail!("{name}: cannot grow to {size}: {}; give a smaller one with ,size=", reason(&error));
         }
-        // Who is started again after we were killed takes what is left of it.
-        file.write_all_at(&header_page(size.0), 0).map_err(|e| cannot(&name, "be written", &e))?;
-        Ok(Self { header: true, ..Self::ours(Some(file), name, size, Some(made)) })
+        // Who is started again after we were killed takes what is left of it, unless nothing tells whether somebody uses it still.
+        let header = taken.is_ok();
+        if header {
+            file.write_all_at(&header_page(size.0), 0).map_err(|e| cannot(&name, "be written", &e))?;
+        }
+        Ok(Self { header, ..Self::ours(Some(file), name, size, Some(made)) })
     }
 
     fn ours(file: Option<File>, name: String, size: Bytes, made: Option<Made>) -> Self {

@@ -107,9 +107,9 @@ fn taken(path: &Path) -> Result<(File, fs::Metadata), String> {
     }
     // Before it is judged by what it holds, which is another's while it is in use. Not a disk, of which O_EXCL tells: udev locks
     // these for a while after each who had one open (mkswap, the run before).
-    match !kind.is_file() || device::take(&file) {
-        true => Ok((file, about)),
-        false => Err(IN_USE.into()),
+    match kind.is_file() && device::take(&file) == Ok(false) {
+        false => Ok((file, about)),
+        true => Err(IN_USE.into()),
     }
 }
 

@@ -132,10 +132,15 @@ fn random_name() -> Result<[u8; 22], Errno> {
     Ok(name)
 }
 
-/// Marks the file as taken for as long as the descriptor is open, by an advisory lock. False where another has it.
-pub fn take(fd: impl AsFd) -> bool {
-    // Network file systems without locks: no worse than without asking.
-    fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+/// Marks the file as taken for as long as the descriptor is open, by an advisory lock. `Ok(false)` where another has it.
+///
+/// # Errors
+/// The kernel's, where files cannot be locked (some network file systems): no worse than without asking.
+pub fn take(fd: impl AsFd) -> Result<bool, Errno> {
+    match fs::flock(fd, fs::FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        answer => answer.map(|()| true),
+    }
 }
 
 /// Is it a disk that cannot be written? It can be opened for that all the same.
