@@ -117,8 +117,12 @@ pub struct Engine<K: Kernel> {
     pub budget: Budget,
     /// Resident pages that the address space may have.
     pub(crate) limit_pages: AtomicI64,
-    /// Resident pages that the limit gives way to ([`Engine::give_way`]).
+    /// See [`Engine::give_way`].
+    pub(crate) stuck_pages: AtomicI64,
+    /// Resident pages that the limit gave way to at the last look.
     pub(crate) floor_pages: AtomicI64,
+    /// These were less than cannot go, for some of that is to be tried again.
+    pub(crate) tries_again: AtomicBool,
     /// How many frames evictors fill.
     pub(crate) ahead: Ahead,
     /// Evictors sleep on it; it rings when there is work.
@@ -226,7 +230,9 @@ impl<K: Kernel> Engine<K> {
             stats,
             budget: Budget::new(),
             limit_pages: AtomicI64::new(config.limit_pages),
+            stuck_pages: AtomicI64::new(0),
             floor_pages: AtomicI64::new(0),
+            tries_again: AtomicBool::new(false),
             ahead: Ahead::new(),
             wanted: Bell::new(),
             huge_wanted: AtomicBool::new(false),

@@ -87,9 +87,18 @@ impl<K: Kernel> Engine<K> {
 
     /// The same for who has read the kernel's count since the mark.
     pub fn measured(&self, resident: usize, mark: Mark) {
-        let limit = self.limit().max(self.floor_pages.load(Relaxed));
-        self.budget.set(limit - resident as i64, mark);
-        let bytes = (resident * PAGE) as u64;
+        let resident = resident as i64;
+        let stuck = self.stuck_pages.load(Relaxed);
+        // What is to be tried again has to go, or nobody would try: just that, for what else is there may be in use.
+        let untried = match stuck > self.limit() {
+            true => (self.policy.lock().untried() * UNIT_PAGES) as i64,
+            false => 0,
+        };
+        let floor = if untried > 0 { stuck.min(resident) - untried } else { stuck };
+        self.tries_again.store(untried > 0, Relaxed);
+        self.floor_pages.store(floor, Relaxed);
+        self.budget.set(self.limit().max(floor) - resident, mark);
+        let bytes = resident as u64 * PAGE as u64;
         Stats::set(&self.stats.resident_bytes, bytes);
         self.stats.resident_peak_bytes.fetch_max(bytes, Relaxed);
         Stats::set(&self.stats.swapped_pages, self.place.own());
@@ -160,11 +169,10 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// At least so many pages may be resident from the next look on, whatever the limit. For a process of which more
-    /// cannot go than its limit has: all the rest would leave again as soon as it comes in. Less those that are to be tried
-    /// again, or nobody would.
+    /// cannot go than its limit has: all the rest would leave again as soon as it comes in. But for those that are to be tried
+    /// again.
     pub fn give_way(&self, pages: usize) {
-        let untried = self.policy.lock().untried() * UNIT_PAGES;
-        self.floor_pages.store(pages.saturating_sub(untried) as i64, Relaxed);
+        self.stuck_pages.store(pages as i64, Relaxed);
     }
 
     /// From here on no page leaves, by whoever's hand, until it is called with `false`. Pages that left before
@@ -263,7 +271,15 @@ impl<K: Kernel> Engine<K> {
         if stuck && self.kernel.now() < self.rest_until.load(Relaxed) {
             return Round::Stuck;
         }
+        let tries = self.tries_again.load(Relaxed);
         let evicted = self.evict(out, MOST);
+        if tries {
+            // What was tried in vain does not have to go any more.
+            self.measure();
+            if !self.tries_again.load(Relaxed) {
+                return Round::Worked;
+            }
+        }
         if stuck {
             self.rest(evicted, budget);
         }

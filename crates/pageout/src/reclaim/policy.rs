@@ -29,9 +29,13 @@ const WINDOWS: usize = 2 * BLOCK_UNITS;
 const SOON: usize = 2;
 /// Candidates in vain by which the next is taken for one step less hot.
 const PATIENCE: u32 = 2;
-/// How often units that could not leave are offered again, in ns; and the more seldom the more there are, so many for each.
+/// How often some of the units that could not leave are offered again, in ns, or all if they are few; and for how many turns of
+/// them, each of so many ns, all are.
 const UNPARK_EVERY: u64 = 300_000_000;
 const UNPARK_EACH: u64 = 500_000;
+/// So many units are some; after most of them have left, so many times as many, and so on: it is over what kept them.
+const SAMPLE: usize = 16;
+const SAMPLE_GROWS: usize = 16;
 /// The clock of evictions before any.
 pub const FIRST: u32 = 1;
 /// Blocks of a stream that come back soon, of which one settles.
@@ -141,8 +145,13 @@ pub struct Policy {
     dice: Dice,
     /// Candidates since one left.
     in_vain: u32,
-    /// When parked units are offered again, in ns.
+    /// When some of the parked units are offered again, in ns, and when all are.
+    next_sample: u64,
     next_unpark: u64,
+    /// How many some are; how many units were offered last, and how many have been parked since.
+    sample: usize,
+    offered: usize,
+    parked_since: usize,
 }
 
 impl Policy {
@@ -303,15 +312,27 @@ impl Policy {
 
     /// A unit cannot leave: it is not offered for a while, so that reclaim does not try it again and again.
     pub fn park(&mut self, turn: Turn) {
+        self.parked_since += turn.units();
         self.parked.push(turn);
     }
 
-    /// [`Policy::unpark`], if it is time at `now` (ns).
+    /// Offers parked units again, if it is time at `now` (ns): all of them where they are few, or have long not been; else some,
+    /// and the more, the more of those could leave. What was locked, and is no more, is soon noticed so, however much it is;
+    /// what still cannot leave costs little.
     pub fn unpark_in_time(&mut self, now: u64) {
-        if now >= self.next_unpark {
-            self.next_unpark = now + UNPARK_EVERY.max(UNPARK_EACH * self.parked() as u64);
-            self.unpark();
+        if now < self.next_sample || self.untried > 0 {
+            return;
         }
+        let has_left = 2 * self.parked_since < self.offered;
+        self.sample = if has_left { self.sample.saturating_mul(SAMPLE_GROWS) } else { SAMPLE };
+        self.next_sample = now + UNPARK_EVERY;
+        if now >= self.next_unpark && self.parked.units > self.sample {
+            self.next_unpark = now + UNPARK_EACH * self.parked.turns.len() as u64;
+            self.unpark();
+        } else {
+            self.unpark_sample();
+        }
+        (self.offered, self.parked_since) = (self.untried, 0);
     }
 
     /// Offers parked units again, once those of the last time have had their turn.
@@ -320,6 +341,16 @@ impl Policy {
             (self.untried, self.before_untried) = (self.parked.units, self.main.turns.len());
             self.main.append(&mut self.parked);
         }
+    }
+
+    /// Offers some of them next: were it behind all others, those would leave to find out. None of the last time is untried.
+    fn unpark_sample(&mut self) {
+        let before = self.parked.units;
+        while before - self.parked.units < self.sample {
+            let Some(turn) = self.parked.pop() else { break };
+            self.main.push_first(turn);
+        }
+        (self.untried, self.before_untried) = (before - self.parked.units, 0);
     }
 }
 
@@ -456,6 +487,44 @@ mod tests {
         assert_eq!(policy.untried(), 0);
         policy.unpark_in_time(UNPARK_EVERY);
         assert_eq!(policy.untried(), 1);
+    }
+
+    /// How many turns are tried in the `n` periods from the `first` on; those of which it `stays` still cannot leave.
+    fn tried(policy: &mut Policy, first: u64, n: u64, stays: impl Fn(u32) -> bool) -> usize {
+        let tries = (first..first + n).map(|period| {
+            policy.unpark_in_time(period * UNPARK_EVERY);
+            let tried: Vec<Turn> = core::iter::from_fn(|| policy.candidate()).collect();
+            tried.iter().filter(|turn| stays(turn.unit())).for_each(|turn| policy.park(*turn));
+            tried.len()
+        });
+        tries.sum()
+    }
+
+    #[test]
+    fn many_that_cannot_leave_are_tried_seldom_and_leave_soon_when_they_can() {
+        let all = 1 << 20;
+        let mut policy = Policy::default();
+        (0..all).for_each(|unit| policy.park(Turn::new(unit, false)));
+        assert_eq!(tried(&mut policy, 0, 1, |_| true), all as usize);
+        // All of them are 524 s later. Of a CPU, at 25 us each, a thousandth.
+        assert_eq!(tried(&mut policy, 1, 1000, |_| true), 1000 * SAMPLE);
+        assert_eq!(policy.parked(), all as usize);
+        // A part that is not met at once is found in that time.
+        let last = |unit: u32| unit < all - 1000;
+        assert_eq!(tried(&mut policy, 1001, 1000, last) / all as usize, 1);
+        let rest = policy.parked();
+        assert_eq!(rest, all as usize - 1000);
+        // Two seconds.
+        assert_eq!(tried(&mut policy, 2001, 7, |_| false), rest);
+        assert_eq!(policy.parked(), 0);
+    }
+
+    #[test]
+    fn a_huge_page_that_cannot_leave_is_one_to_try() {
+        let mut policy = Policy::default();
+        (0..1000).for_each(|huge| policy.park(Turn::new(huge * BLOCK_UNITS as u32, true)));
+        // Half a second for all.
+        assert_eq!(tried(&mut policy, 0, 3, |_| true), 1000 + 1 + 1000);
     }
 
     #[test]

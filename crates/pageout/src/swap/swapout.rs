@@ -184,12 +184,16 @@ impl<K: Kernel> Engine<K> {
         let most_passed = (units / BLOCK_UNITS / PASSED_SHARE).clamp(1, MOST_PASSED);
         let (mut passed, mut shared) = (0, 0);
         let most_unplaced = self.place.room();
+        // Nothing else has to.
+        let tries = out.memory == Memory::Asked && self.tries_again.load(Relaxed);
+        let has_tried = || tries && self.policy.lock().untried() == 0;
         let goes_on = |out: &Outgoing| {
             // A handler may not ask for memory, for more huge frames than there is room for.
             out.pages.len() < want
                 && out.unplaced < most_unplaced
                 && out.busy.len() < MOST_SHARED
                 && out.huge.len() < out.huge.capacity()
+                && !has_tried()
         };
         while goes_on(out) && looks > 0 && passed < most_passed {
             looks -= 1;

@@ -1014,7 +1014,7 @@ fn a_pinned_huge_page_is_not_tried_without_end() {
     end(&world);
 }
 
-fn present(world: &World, pages: std::ops::Range<usize>) -> usize {
+pub fn present(world: &World, pages: std::ops::Range<usize>) -> usize {
     let kernel = &world.engine.kernel;
     pages.filter(|page| kernel.page(kernel.program_base() + page * PAGE).present).count()
 }

@@ -3,6 +3,7 @@
 use crate::engine_support::program::{Habits, PAGE};
 use crate::engine_support::schedule::*;
 use crate::engine_support::{OnFailure, Plan, World};
+use crate::schedules::present;
 use pageout::device::faulty::{Fault, Operation, Rule, When};
 use pageout::device::Errno;
 use pageout::kernel::Kernel;
@@ -131,9 +132,20 @@ fn the_limit_does_not_give_way_to_what_is_to_be_tried_again() {
     engine.policy.lock().unpark();
     assert_eq!(engine.policy.lock().untried(), 256 / (UNIT / PAGE));
     assert_eq!(budget(), 64, "the limit, while all is to be tried");
-    pin(false);
     evict_all(&world);
-    assert_eq!(world.engine.place.swapped(), 256);
+    assert_eq!(budget(), 256, "it was tried in vain");
+    // Also where there is room beside it; and what lies there does not have to go meanwhile.
+    fill(&world, 512, 64);
+    engine.policy.lock().unpark_in_time(kernel.now());
+    engine.give_way(stays + 128);
+    engine.measure();
+    assert!(engine.pressed() && engine.policy.lock().untried() > 0);
+    world.balance();
+    assert_eq!((engine.policy.lock().untried(), present(&world, 512..576)), (0, 64));
+    pin(false);
+    engine.policy.lock().unpark();
+    evict_all(&world);
+    assert_eq!(world.engine.place.swapped(), 256 + 64);
     engine.measure();
     engine.give_way(0);
     engine.measure();
