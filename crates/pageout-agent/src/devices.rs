@@ -1,7 +1,8 @@
 //! The devices of the run in this process: they come and go by what run says, whether the engine works or not.
 //!
-//! The first thread listens; it waits for nobody. A thread of its own, made when it is first needed, brings home what
-//! is on a device that is to go, and tells run when it has gone. So run hears one `Gone` for each device given.
+//! The first thread listens; it waits for no page, but for a device that comes to be opened, which is read once. A thread of its
+//! own, made when it is first needed, brings home what is on a device that is to go, and tells run when it has gone. So run hears
+//! one `Gone` for each device given.
 
 use crate::keeper::Keeper;
 use crate::link::{Link, Unasked};
