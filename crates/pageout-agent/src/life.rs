@@ -482,15 +482,18 @@ impl Life {
     fn follow(&mut self, keeper: &'static Keeper) -> ! {
         let engine = &keeper.engine;
         let (mut still, mut last) = (0, 0);
-        let (mut faults, mut short_until, mut lacked) = (0, 0, false);
+        let (mut came, mut short_until, mut lacked) = ((0, 0), 0, false);
         loop {
             engine.stock();
             let mark = engine.budget.mark();
             let seen = self.look(&engine.kernel);
             let now = engine.kernel.now();
-            // Short: it faults, and has no room for what comes. Not every look meets one of few large faults.
-            let before = core::mem::replace(&mut faults, self.stats.pgfault.load(Ordering::Relaxed));
-            if faults != before && engine.is_full() {
+            // Short: it faults, and has no room for what comes, or pages of its own leave for that, which may come without a fault
+            // where nothing is registered yet. Not every look meets one of few large faults.
+            let [faults, left] =
+                [&self.stats.pgfault, &self.stats.pgsteal].map(|count| count.load(Ordering::Relaxed));
+            let before = core::mem::replace(&mut came, (faults, left));
+            if (faults != before.0 || seen.resident > last) && engine.is_full() || left != before.1 {
                 short_until = now + SHORT_FOR;
             }
             let allowance = self.look_at_part(seen, now < short_until, &engine.kernel);
